@@ -1,0 +1,3 @@
+"""Target families: geometry, weight names, checkpoint loading."""
+
+from __future__ import annotations
