@@ -1,7 +1,7 @@
 """The invariants that specc proves by test: their numbers, names, statements and equality classes.
 
-Pure data without dependencies, at the bottom of the package, so that the loader can check the spec's `invariants:`
-key without importing torch or hypothesis. The checks themselves are in `specc.testing`.
+Pure data without dependencies, at the bottom of the package, so that the loader can check the spec's
+`invariants:` key without importing torch or hypothesis. The checks themselves are in `specc.testing`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Equality(Enum):
     INTEGER = "integer"
     """Integer or boolean results, equal."""
     BIT_EXACT = "bit-exact"
-    """Floating-point results, equal bit by bit, because both sides do the same arithmetic or only move data."""
+    """Floating-point results, equal bit by bit: both sides do the same arithmetic or only move data."""
     BOUNDED = "bounded"
     """Integer results equal; floating-point results within a stated bound of a float64 run."""
     STATISTICAL = "statistical"
