@@ -1,0 +1,3 @@
+"""The torch.fx IR: ops, structured loops, builder, printer/parser, verifier, index ranges, interpreter."""
+
+from __future__ import annotations

@@ -1,0 +1,179 @@
+"""Builds typed FX graphs: every node gets a fake value (`meta["val"]`), the spec keys and the passes it comes from."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+
+from specc.ir.loop import Operand, fake_loop, loop, slice_operand
+from specc.ir.port import Port
+
+_MODE = FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def fake_mode() -> FakeTensorMode:
+    """The one mode that all graph types live in (fakes of different modes don't mix)."""
+    return _MODE
+
+
+def fake(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A fake tensor; symbolic sizes are `dims.BATCH` and `dims.CHUNK`."""
+    with _MODE:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+
+def value_of(argument: Any) -> Any:
+    """The fake value of a node; lists and tuples recursively; anything else is itself."""
+    if isinstance(argument, Node):
+        return argument.meta["val"]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(value_of(item) for item in argument)
+    return argument
+
+
+class GraphBuilder:
+    """Appends typed nodes to one graph. `spec(...)` sets the YAML keys that the following nodes come from."""
+
+    def __init__(self, keys: Sequence[str] = (), origin: str = "lower") -> None:
+        self.graph = Graph()
+        self.root = torch.nn.Module()
+        self.keys: tuple[str, ...] = tuple(keys)
+        self.origin = origin
+        self._bodies = 0
+
+    @contextmanager
+    def spec(self, *keys: str) -> Iterator[None]:
+        """Nodes made inside carry these dotted spec keys, e.g. `verify.attention`."""
+        before, self.keys = self.keys, keys
+        try:
+            yield
+        finally:
+            self.keys = before
+
+    def _finish(self, node: Node, value: Any) -> Node:
+        node.meta["val"] = value
+        node.meta["keys"] = self.keys
+        node.meta["passes"] = (self.origin,)
+        return node
+
+    def placeholder(self, name: str, value: Any, port: Port | None = None) -> Node:
+        """An input; `value` is a fake tensor, a tuple of them, or an int (loop index)."""
+        node = self._finish(self.graph.placeholder(name), value)
+        if port is not None:
+            node.meta["port"] = port
+        return node
+
+    def call(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Node:
+        """A call of an OpOverload (or `operator` function on ints), typed by running it on fakes."""
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
+        with _MODE:
+            value = target(*value_of(args), **{key: value_of(item) for key, item in kwargs.items()})
+        return self._finish(node, value)
+
+    def item(self, node: Node, index: int, name: str | None = None) -> Node:
+        """`node[index]` of a tuple result."""
+        made = self.graph.create_node("call_function", operator.getitem, (node, index), {}, name)
+        return self._finish(made, node.meta["val"][index])
+
+    def body(self, module: GraphModule, name: str | None = None) -> Node:
+        """A loop body as an operand: registers the submodule and returns its `get_attr` node."""
+        label = name or f"body_{self._bodies}"
+        while hasattr(self.root, label):
+            self._bodies += 1
+            label = f"body_{self._bodies}"
+        self.root.add_module(label, module)
+        node = self.graph.create_node("get_attr", label)
+        return self._finish(node, None)
+
+    def loop(
+        self,
+        axis: str,
+        module: GraphModule,
+        *,
+        trip: int | None,
+        carried: Sequence[Node] = (),
+        sliced: Sequence[Node] = (),
+        invariant: Sequence[Node] = (),
+        name: str | None = None,
+    ) -> list[Node]:
+        """A loop over `module`; returns one node per carried and per stacked result."""
+        attribute = self.body(module, f"{name or axis}_body")
+        arguments = (axis, attribute, trip, list(carried), list(sliced), list(invariant))
+        node = self.graph.create_node("call_function", loop, arguments, {}, name)
+        with _MODE:
+            results = fake_loop(
+                axis,
+                body_types(module),
+                trip,
+                value_of(list(carried)),
+                value_of(list(sliced)),
+                value_of(list(invariant)),
+            )
+        self._finish(node, results)
+        return [self.item(node, index) for index in range(len(results))]
+
+    def output(self, values: Sequence[Node], ports: Sequence[Port] = ()) -> GraphModule:
+        """Ends the graph and returns the module; `ports` name the outputs of a step graph."""
+        node = self.graph.output(tuple(values))
+        node.meta["val"] = tuple(value.meta["val"] for value in values)
+        node.meta["keys"] = ()
+        node.meta["passes"] = (self.origin,)
+        node.meta["ports"] = tuple(ports)
+        return GraphModule(self.root, self.graph)
+
+
+def body_types(module: GraphModule) -> Callable[..., tuple[Any, ...]]:
+    """The body as a function on types only: its recorded output types, whatever the arguments."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+
+    def results(*_: Any) -> tuple[Any, ...]:
+        return tuple(value_of(item) for item in output.args[0])
+
+    return results
+
+
+class BodyBuilder(GraphBuilder):
+    """A builder for a loop body: placeholders follow the loop's operands."""
+
+    def __init__(
+        self,
+        axis: str,
+        *,
+        carried: dict[str, Node],
+        sliced: dict[str, Node],
+        invariant: dict[str, Node],
+        keys: Sequence[str] = (),
+        origin: str = "lower",
+    ) -> None:
+        super().__init__(keys, origin)
+        self.axis = axis
+        self.outer = (list(carried.values()), list(sliced.values()), list(invariant.values()))
+        self.index = self.placeholder("index", 0)
+        self.inside: dict[str, Node] = {}
+        for name, node in carried.items():
+            self.inside[name] = self.placeholder(name, node.meta["val"])
+        for name, node in sliced.items():
+            value: Operand = node.meta["val"]
+            with _MODE:
+                self.inside[name] = self.placeholder(name, slice_operand(axis, value, 0))
+        for name, node in invariant.items():
+            self.inside[name] = self.placeholder(name, node.meta["val"])
+
+    def __getitem__(self, name: str) -> Node:
+        return self.inside[name]
+
+    def close(
+        self, outer: GraphBuilder, trip: int | None, values: Sequence[Node], name: str | None = None
+    ) -> list[Node]:
+        """Ends the body with `(*carried', *stacked)` and places the loop into `outer`."""
+        carried, sliced, invariant = self.outer
+        module = self.output(values)
+        return outer.loop(
+            self.axis, module, trip=trip, carried=carried, sliced=sliced, invariant=invariant, name=name
+        )

@@ -1,0 +1,34 @@
+"""Everything the lowering functions share: the spec's numbers, the declarations, the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from specc.lower.transformer import ModelInfo
+from specc.program import Slot, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class LowerContext:
+    """Numbers and declarations of one lowering.
+
+    `nodes` counts the root (N); `max_path` is num_steps + 1, the rows of the longest accepted path with the
+    root; `capacity` is max_sequence_length + N cache rows. `aux_layers` are 0-based layer numbers whose input
+    (`aux_of == "input"`) or output is recorded as features; empty when the drafter needs none.
+    """
+
+    slots: Mapping[str, Slot]
+    weights: Mapping[str, Weight]
+    target: ModelInfo
+    drafter: ModelInfo | None
+    nodes: int
+    max_path: int
+    chain: bool
+    capacity: int
+    max_sequence_length: int
+    dtype: torch.dtype
+    aux_layers: tuple[int, ...] = ()
+    aux_of: str = "output"

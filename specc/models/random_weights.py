@@ -1,0 +1,85 @@
+"""Deterministic random weights for small models whose output is varied enough to test decoding with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+
+from specc.models.checkpoint import Weights
+from specc.models.geometry import Geometry
+from specc.models.weights import WeightEntry
+
+
+def random_weights(
+    table: Sequence[WeightEntry],
+    geometry: Geometry,
+    seed: int,
+    dtype: torch.dtype,
+    *,
+    scale: float = 1.0,
+    logit_scale: float = 3.0,
+    include_optional: bool = False,
+) -> Weights:
+    """Weights for every entry of `table`, the same for the same seed whatever else the table holds.
+
+    Each tensor is drawn in float64 from its own generator, keyed by (seed, name, layer), and rounded to
+    `dtype`. Linear layers have standard deviation scale / sqrt(in_features), embeddings 1, norms lie near 1,
+    biases have 0.3. The final norm has random signs and is sized so that logits have a standard deviation of
+    about `logit_scale`: without the signs a tied head would favour the token just read, and greedy text would
+    repeat it for ever. `d2t` and `t2d` describe one random draft vocabulary. Optional weights are left out
+    unless `include_optional`.
+    """
+    tied = all(entry.name != "lm_head" for entry in table)
+    weights: Weights = {}
+    for entry in table:
+        if entry.optional and not include_optional:
+            continue
+        if entry.kind != "float":
+            weights[entry.name] = _vocabulary_table(entry, table, seed)
+            continue
+        layers = tuple(
+            _draw(entry, layer, seed, scale, logit_scale, tied).to(dtype)
+            for layer in range(geometry.num_hidden_layers if entry.per_layer else 1)
+        )
+        weights[entry.name] = layers if entry.per_layer else layers[0]
+    return weights
+
+
+def _generator(seed: int, name: str, layer: int) -> torch.Generator:
+    key = hashlib.blake2b(f"{seed}:{name}:{layer}".encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(key, "little"))
+
+
+def _draw(
+    entry: WeightEntry, layer: int, seed: int, scale: float, logit_scale: float, tied: bool
+) -> torch.Tensor:
+    noise = torch.randn(
+        entry.shape, generator=_generator(seed, entry.name, layer), dtype=torch.float64
+    )
+    if entry.name == "embed_tokens":
+        return noise
+    if len(entry.shape) == 2:
+        factor = 1.0 if entry.name == "lm_head" else scale
+        return noise * factor / math.sqrt(entry.shape[1])
+    if entry.name.endswith("_bias"):
+        return 0.3 * noise
+    if entry.name == "norm":
+        size = logit_scale / math.sqrt(entry.shape[0]) if tied else logit_scale
+        return size * torch.sign(noise) * (1.0 + 0.1 * noise.abs())
+    return 1.0 + 0.1 * noise
+
+
+def _vocabulary_table(entry: WeightEntry, table: Sequence[WeightEntry], seed: int) -> torch.Tensor:
+    """`d2t` (offsets, int64) or `t2d` (mask, bool) of the random draft vocabulary of `seed`."""
+    sizes = {item.name: item.shape[0] for item in table if item.kind != "float"}
+    target_size, draft_size = sizes["t2d"], sizes["d2t"]
+    order = torch.randperm(target_size, generator=_generator(seed, "draft_vocabulary", 0))
+    ids = order[:draft_size].sort().values
+    if entry.name == "d2t":
+        return ids - torch.arange(draft_size)
+    mask = torch.zeros(target_size, dtype=torch.bool)
+    mask[ids] = True
+    return mask
