@@ -44,6 +44,31 @@ class Geometry:
     qk_norm: bool
 
 
+@dataclass(frozen=True, slots=True)
+class EagleGeometry:
+    """Sizes of an EAGLE-3 head (arXiv:2503.01840): fc over target features, then one decoder layer.
+
+    `fc` maps num_aux_layers * target_hidden_size to hidden_size; q, k and v read 2 * hidden_size (the token
+    embedding beside the feature); lm_head has draft_vocab_size rows, of vocab_size target tokens.
+    """
+
+    target_hidden_size: int
+    num_aux_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    rms_norm_eps: float
+    attention_bias: bool
+    mlp_bias: bool
+
+
 def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
     raw = config.get("rope_scaling") or config.get("rope_parameters")
     if not raw:
@@ -76,7 +101,7 @@ def transformer_geometry(family: str, config: Mapping[str, Any]) -> Geometry:
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
+        head_dim=int(config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)),
         intermediate_size=int(config["intermediate_size"]),
         vocab_size=int(config["vocab_size"]),
         max_position_embeddings=int(config.get("max_position_embeddings", 2048)),

@@ -63,7 +63,8 @@ class _Constructor:
         if self.visited > MAX_NODES:
             raise SpecError([*self.diagnostics, self._too_many(node)])
         if id(node) in self.open:
-            return self._reject(path, self._recursive(node))
+            self._reject(path, self._recursive(node))
+            return None
         if len(self.open) >= MAX_DEPTH:
             raise SpecError([*self.diagnostics, too_deep(self.text.span(node))])
         self.open.add(id(node))
@@ -71,7 +72,8 @@ class _Constructor:
             if isinstance(node, ScalarNode):
                 return self._scalar(node, path)
             if node.tag not in (PREFIX + "seq", PREFIX + "map"):
-                return self._reject(path, self._unknown_tag(node))
+                self._reject(path, self._unknown_tag(node))
+                return None
             if isinstance(node, SequenceNode):
                 return self._sequence(node, path)
             if isinstance(node, MappingNode):
@@ -86,14 +88,17 @@ class _Constructor:
                 return resolve_plain(node.value)
             if node.tag.startswith(PREFIX):
                 return resolve_tagged(node.tag.removeprefix(PREFIX), node.value)
-            return self._reject(path, self._unknown_tag(node))
+            self._reject(path, self._unknown_tag(node))
+            return None
         except LookupError:
-            return self._reject(path, self._unknown_tag(node))
+            self._reject(path, self._unknown_tag(node))
+            return None
         except BadScalar as problem:
             finding = error(
                 problem.code, problem.message, self.text.span(node), label=problem.label, help=problem.help
             )
-            return self._reject(path, finding)
+            self._reject(path, finding)
+            return None
 
     def _sequence(self, node: SequenceNode, path: Path) -> list[Any]:
         return [self._build(item, (*path, index), None) for index, item in enumerate(node.value)]
@@ -172,10 +177,9 @@ class _Constructor:
         self.broken.add((*path, str(shown)))
         return None
 
-    def _reject(self, path: Path, finding: Diagnostic) -> Any:
+    def _reject(self, path: Path, finding: Diagnostic) -> None:
         self.diagnostics.append(finding)
         self.broken.add(path)
-        return None
 
     def _duplicate(self, name: str, span: Span, first: Span) -> Diagnostic:
         return error(

@@ -49,7 +49,7 @@ def resolve_plain(text: str) -> Scalar:
 
 
 def resolve_tagged(tag: str, text: str) -> Scalar:
-    """The value of a scalar with a core tag such as `int`. Raises LookupError where it is not one, or lies."""
+    """The value of a scalar with a core tag such as `int`. Raises LookupError where it is none, or lies."""
     if tag == "str":
         return text
     value = resolve_plain(text)
