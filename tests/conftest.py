@@ -1,0 +1,32 @@
+"""Hypothesis profiles and thread limits for the whole suite.
+
+`--hypothesis-profile quick` (the default) draws the same examples every time; `ci` draws more, `thorough`
+many and new ones. Under xdist each worker uses one thread, or the workers fight over the cores.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "quick",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("quick"), max_examples=100)
+settings.register_profile("thorough", settings.get_profile("quick"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_configure() -> None:
+    """Give each xdist worker one thread."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        import torch
+
+        torch.set_num_threads(1)
