@@ -174,6 +174,4 @@ class BodyBuilder(GraphBuilder):
         """Ends the body with `(*carried', *stacked)` and places the loop into `outer`."""
         carried, sliced, invariant = self.outer
         module = self.output(values)
-        return outer.loop(
-            self.axis, module, trip=trip, carried=carried, sliced=sliced, invariant=invariant, name=name
-        )
+        return outer.loop(self.axis, module, trip=trip, carried=carried, sliced=sliced, invariant=invariant, name=name)

@@ -16,9 +16,7 @@ from specc.program import Slot, Weight
 class StepBuilder(GraphBuilder):
     """Creates each slot, weight or input placeholder once, in front of all other nodes."""
 
-    def __init__(
-        self, slots: Mapping[str, Slot], weights: Mapping[str, Weight], keys: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, slots: Mapping[str, Slot], weights: Mapping[str, Weight], keys: Sequence[str] = ()) -> None:
         super().__init__(keys)
         self.slots = slots
         self.weights = weights

@@ -54,7 +54,7 @@ def _layer_loop(
     """
     names = model.layer_weights
     sliced = {name: outer[name] for name in (*names, "k_cache", "v_cache", "k_table", "v_table")}
-    invariant = {name: outer[name] for name in ("length", "batch", "positions") if name in outer.inside}
+    invariant: dict[str, Node] = {name: outer[name] for name in ("length", "batch")}
     invariant |= {"cos": rotary[0], "sin": rotary[1], "positions": outer.inside["positions"]}
     if own is not None:
         invariant |= {"own": own, "own_valid": outer.inside["own_valid"]}
@@ -164,16 +164,12 @@ def token_loop(
     carried = {"k_table": k_table, "v_table": v_table}
     sliced = {"token": tokens}
     if parent is not None and valid is not None:
-        carried["depth_table"] = b.call(
-            ops.full_rows, tokens, [-1, rows], -1, torch.int64, name="depth_table"
-        )
+        carried["depth_table"] = b.call(ops.full_rows, tokens, [-1, rows], -1, torch.int64, name="depth_table")
         carried["path_table"] = b.call(
             ops.full_rows, tokens, [-1, rows, ctx.max_path], -1, torch.int64, name="path_table"
         )
         sliced |= {"parent": parent, "valid": valid}
-    invariant = {
-        name: b.slot(slot) for name, slot in zip(("k_cache", "v_cache", "length"), caches, strict=True)
-    }
+    invariant = {name: b.slot(slot) for name, slot in zip(("k_cache", "v_cache", "length"), caches, strict=True)}
     invariant |= {name: b.weight(name) for name in model.layer_weights}
     invariant |= {"batch": batch, "embedding": b.weight(model.name("embed_tokens"))}
     body = BodyBuilder("token", carried=carried, sliced=sliced, invariant=invariant, keys=b.keys)
@@ -182,9 +178,7 @@ def token_loop(
         depth, own = _own_path(body, ctx.max_path)
     else:
         depth, own = body.call(aten.full_like.default, body["token"], body.index, name="depth"), None
-    at = body.call(
-        aten.add.Tensor, body.call(aten.unsqueeze.default, body["length"], 1), depth, name="positions"
-    )
+    at = body.call(aten.add.Tensor, body.call(aten.unsqueeze.default, body["length"], 1), depth, name="positions")
     body.inside["positions"] = at
     rotary = rope_tables(body, model, at)
     x = body.call(aten.embedding.default, body["embedding"], body["token"], name="embedded")

@@ -112,8 +112,6 @@ def commit_layers(
         ctx.target,
         {"cache": b.slot(cache), "candidate": b.slot(candidate)},
         {"path": path, "start": start, "count": count},
-        lambda n: n.call(
-            ops.commit_path, n["cache"], n["candidate"], n["path"], n["start"], n["count"], fast
-        ),
+        lambda n: n.call(ops.commit_path, n["cache"], n["candidate"], n["path"], n["start"], n["count"], fast),
         cache,
     )

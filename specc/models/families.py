@@ -91,7 +91,8 @@ def config_geometry(config: Mapping[str, Any], where: str = "config.json", famil
     if geometry.num_attention_heads % geometry.num_key_value_heads or geometry.head_dim % 2:
         heads, groups = geometry.num_attention_heads, geometry.num_key_value_heads
         raise _refused(
-            "SPC402", f"{where}: {heads} heads on {groups} key/value heads of {geometry.head_dim} do not divide"
+            "SPC402",
+            f"{where}: {heads} heads on {groups} key/value heads of {geometry.head_dim} do not divide",
         )
     return geometry
 

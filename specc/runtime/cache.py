@@ -1,8 +1,8 @@
 """The cache folder of fetched models, and files and folders that appear whole or not at all.
 
-A published model folder holds a manifest, `specc-manifest.json`, with the size and sha256 of each of its files.
-The folder is written under a temporary name, the manifest last, and then renamed: a folder under its final name
-is complete whatever was killed, and a damaged one is found by its sizes (or hashes, on request).
+A published model folder holds a manifest, `specc-manifest.json`, with the size and sha256 of each of its
+files. The folder is written under a temporary name, the manifest last, and then renamed: a folder under its
+final name is complete whatever was killed, and a damaged one is found by its sizes (or hashes, on request).
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def publishing(folder: Path, source: dict[str, str]) -> Iterator[Path]:
-    """A new empty folder to fill; on success it gets its manifest and becomes `folder`, replacing a broken one.
+    """A new empty folder to fill; on success it gets its manifest and becomes `folder`.
 
-    On an error it is removed. Leftovers of killed runs are removed too: call this under `locked`.
+    A broken folder of that name is replaced. On an error it is removed. Leftovers of killed runs are removed too: call this under `locked`.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)

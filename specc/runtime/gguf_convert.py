@@ -1,7 +1,7 @@
 """GGUF -> Hugging Face folder, for llama-like models with a byte-level BPE tokenizer.
 
-Needs the package `gguf` (the extra `fetch`), which reads the container and dequantises. Weights are written in
-float32: dequantised Q4_1 values are `d * q + m` with float16 d and m, which float16 and bfloat16 cannot hold.
+Needs the package `gguf` (the extra `fetch`), which reads the container and dequantises. Weights are written
+in float32: dequantised Q4_1 values are `d * q + m` with float16 d and m, which float16 cannot hold.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LAYER_TENSORS: Mapping[str, str] = {
     "ffn_up.weight": "up_proj",
     "ffn_down.weight": "down_proj",
 }
-# How text is cut before BPE, by `tokenizer.ggml.pre`. `smollm` splits every digit off before the GPT-2 pattern
-# (llama.cpp: the two patterns of LLAMA_VOCAB_PRE_TYPE_SMOLLM; in the model's own tokenizer.json: Digits, then
-# ByteLevel). Leaving Digits out, as transformers' GGUF loader does, changes blanks in front of digits.
+# How text is cut before BPE, by `tokenizer.ggml.pre`. `smollm` splits every digit off before the GPT-2
+# pattern (llama.cpp: the two patterns of LLAMA_VOCAB_PRE_TYPE_SMOLLM; in `tokenizers`: Digits, then ByteLevel).
+# Leaving Digits out, as transformers' GGUF loader does, changes how blanks in front of digits are cut.
 BYTE_LEVEL: Mapping[str, Any] = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -47,7 +47,10 @@ BYTE_LEVEL: Mapping[str, Any] = {
     "use_regex": True,
 }
 PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
-    "smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]},
+    "smollm": {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL],
+    },
     "gpt-2": BYTE_LEVEL,
 }
 CONTROL_TOKEN = 3
@@ -85,7 +88,9 @@ def _open(gguf_file: Path) -> Any:
 
 
 def _unexpected(message: str) -> DiagnosticError:
-    return DiagnosticError([error("SPC425", message, help="only the models that `specc fetch` lists are converted")])
+    return DiagnosticError(
+        [error("SPC425", message, help="only the models that `specc fetch` lists are converted")]
+    )
 
 
 def _field(fields: Mapping[str, Any], name: str) -> Any:
@@ -153,7 +158,8 @@ def _write_weights(reader: Any, geometry: Geometry, folder: Path) -> None:
             heads = geometry.num_attention_heads if name == "q_proj" else geometry.num_key_value_heads
             array = split_halves(array, heads)
         tensors[entry.checkpoint_name.format(layer=layer)] = np.ascontiguousarray(array)
-    wanted = {name for entry in entries.values() for name in entry.checkpoint_names(geometry.num_hidden_layers)}
+    layers = geometry.num_hidden_layers
+    wanted = {name for entry in entries.values() for name in entry.checkpoint_names(layers)}
     if wanted != set(tensors):
         raise _unexpected(f"the GGUF file lacks or repeats tensors: {sorted(wanted ^ set(tensors))[:5]}")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

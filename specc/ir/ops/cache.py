@@ -16,9 +16,7 @@ def _cache_fake(cache: torch.Tensor, *_: object) -> torch.Tensor:
     fake=_cache_fake,
     indices=(IndexOperand("start", "cache", 1),),
 )
-def append_rows(
-    cache: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, count: torch.Tensor
-) -> torch.Tensor:
+def append_rows(cache: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """cache [B,C,…] with rows[b, :count[b]] [B,M,…] written at start[b]; start, count int64 [B].
 
     Rows beyond `count` are not written, so a row with count 0 is unchanged (I14). start + count <= C.
