@@ -65,7 +65,7 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
     Code(
         "SPC409",
         "a tensor has a type that cannot be loaded",
-        "Weights are float64, float32, float16 or bfloat16; `d2t` is int64 (int32 is widened), `t2d` is bool. "
+        "Weights are float64, float32, float16 or bfloat16; `d2t` is int64 (or int32), `t2d` is bool. "
         "Quantised checkpoints must be dequantised first.",
         "a checkpoint with int8 weights",
     ),

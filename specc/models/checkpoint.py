@@ -95,9 +95,7 @@ def checkpoint_headers(folder: Path) -> dict[str, TensorHeader]:
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if len(others) == 1:
         return read_header(_inside(folder, others[0]))
-    pickles = sorted(
-        path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
-    )
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     hint = f"it has {', '.join(pickles[:3])}: pickle is never read; " if pickles else ""
     raise DiagnosticError(
         [
@@ -150,7 +148,7 @@ def _inside(folder: Path, name: str) -> Path:
 def _match(
     headers: Mapping[str, TensorHeader], table: Sequence[WeightEntry], num_layers: int
 ) -> tuple[list[_Wanted], list[Diagnostic]]:
-    """Pair table and headers; the findings are missing, unexpected, wrongly shaped and wrongly typed tensors."""
+    """Pair table and headers; findings: missing, unexpected, wrongly shaped and wrongly typed tensors."""
     wanted: list[_Wanted] = []
     missing: list[str] = []
     findings: list[Diagnostic] = []
@@ -183,9 +181,7 @@ def _match(
         text = f"the checkpoint lacks {len(missing)} tensors: {_listed(missing)}"
         findings.insert(0, error("SPC406", text, help=help_text))
     if unexpected:
-        text = (
-            f"the checkpoint has {len(unexpected)} tensors that the spec does not know: {_listed(unexpected)}"
-        )
+        text = f"the checkpoint has {len(unexpected)} tensors that the spec does not know: {_listed(unexpected)}"
         findings.append(error("SPC407", text))
     return wanted, findings
 

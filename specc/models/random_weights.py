@@ -12,7 +12,6 @@ from specc.models.checkpoint import Weights
 from specc.models.geometry import Geometry
 from specc.models.weights import WeightEntry
 
-
 GAIN: Mapping[str, float] = {"q_proj": 2.0, "k_proj": 2.0, "q_norm": 2.0, "k_norm": 2.0, "down_proj": 2.0}
 BIAS_DEVIATION = 0.1
 
@@ -30,12 +29,12 @@ def random_weights(
     """Weights for every entry of `table`, the same for the same seed whatever else the table holds.
 
     Each tensor is drawn in float64 from its own generator, keyed by (seed, name, layer), and rounded to
-    `dtype`. Linear layers have standard deviation scale * GAIN / sqrt(in_features), embeddings 1, norms lie near
-    their gain, biases have 0.1. The gains make attention sharp, so that the next token depends on the whole
-    context: with gains of 1 one text in twelve gets stuck on three tokens. The final norm has random signs and is sized so that logits have a standard deviation of
-    about `logit_scale`: without the signs a tied head would favour the token just read, and greedy text would
-    repeat it for ever. `d2t` and `t2d` describe one random draft vocabulary. Optional weights are left out
-    unless `include_optional`.
+    `dtype`. Linear layers have standard deviation scale * GAIN / sqrt(in_features), embeddings 1, norms lie
+    near their gain, biases have 0.1. The gains make attention sharp, so that the next token depends on the
+    whole context: with gains of 1 one text in twelve gets stuck on three tokens. The final norm has random
+    signs and is sized so that logits have a standard deviation of about `logit_scale`: without the signs a
+    tied head would favour the token just read, and greedy text would repeat it for ever. `d2t` and `t2d`
+    describe one random draft vocabulary. Optional weights are left out unless `include_optional`.
     """
     tied = all(entry.name != "lm_head" for entry in table)
     weights: Weights = {}
@@ -58,9 +57,7 @@ def _generator(seed: int, name: str, layer: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(key, "little"))
 
 
-def _draw(
-    entry: WeightEntry, layer: int, seed: int, scale: float, logit_scale: float, tied: bool
-) -> torch.Tensor:
+def _draw(entry: WeightEntry, layer: int, seed: int, scale: float, logit_scale: float, tied: bool) -> torch.Tensor:
     noise = torch.randn(entry.shape, generator=_generator(seed, entry.name, layer), dtype=torch.float64)
     if entry.name == "embed_tokens":
         return noise

@@ -1,6 +1,7 @@
 """The header of a safetensors file, read and checked without touching the tensor data.
 
-Format: 8 bytes little-endian header length, that many bytes of JSON (name -> dtype, shape, data_offsets), data.
+Format: 8 bytes little-endian header length, that many bytes of JSON (name -> dtype, shape, data_offsets),
+data.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from specc.diagnostics import DiagnosticError, error
 
@@ -61,11 +62,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     if not isinstance(entries, dict):
         raise _malformed(path, "its header is not a JSON object")
     data_bytes = size - 8 - length
-    return {
-        name: _tensor(path, name, entry, data_bytes)
-        for name, entry in entries.items()
-        if name != "__metadata__"
-    }
+    return {name: _tensor(path, name, entry, data_bytes) for name, entry in entries.items() if name != "__metadata__"}
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def _tensor(path: Path, name: str, entry: Any, data_bytes: int) -> TensorHeader:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BYTES_PER_ELEMENT:
         raise _malformed(path, f"tensor `{name}` has the unknown type {dtype!r}")
-    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
+    if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2):
         raise _malformed(path, f"tensor `{name}` has no valid shape and data_offsets")
     begin, end = offsets
     if not begin <= end <= data_bytes or end - begin != math.prod(shape) * BYTES_PER_ELEMENT[dtype]:
@@ -89,7 +86,7 @@ def _tensor(path: Path, name: str, entry: Any, data_bytes: int) -> TensorHeader:
     return TensorHeader(path, dtype, tuple(shape))
 
 
-def _sizes(value: Any) -> bool:
+def _sizes(value: Any) -> TypeGuard[list[int]]:
     """True for a list of non-negative integers."""
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 

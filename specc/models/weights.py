@@ -83,9 +83,7 @@ def eagle3_weight_table(
     feature = num_aux_layers * (target_hidden_size or hidden)
     same = head_vocab == target_vocab
     entries = [
-        WeightEntry(
-            "embed_tokens", (target_vocab, hidden), "embed_tokens.weight", per_layer=False, optional=True
-        ),
+        WeightEntry("embed_tokens", (target_vocab, hidden), "embed_tokens.weight", per_layer=False, optional=True),
         WeightEntry("fc", (hidden, feature), "fc.weight", per_layer=False),
         _eagle3_entry("hidden_norm", (hidden,), "hidden_norm.weight"),
     ]

@@ -95,7 +95,8 @@ def write_text(path: Path, text: str) -> None:
 def publishing(folder: Path, source: dict[str, str]) -> Iterator[Path]:
     """A new empty folder to fill; on success it gets its manifest and becomes `folder`.
 
-    A broken folder of that name is replaced. On an error it is removed. Leftovers of killed runs are removed too: call this under `locked`.
+    A broken folder of that name is replaced. On an error it is removed. Leftovers of killed runs are
+    removed too: call this under `locked`.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)

@@ -38,8 +38,9 @@ LAYER_TENSORS: Mapping[str, str] = {
     "ffn_down.weight": "down_proj",
 }
 # How text is cut before BPE, by `tokenizer.ggml.pre`. `smollm` splits every digit off before the GPT-2
-# pattern (llama.cpp: the two patterns of LLAMA_VOCAB_PRE_TYPE_SMOLLM; in `tokenizers`: Digits, then ByteLevel).
-# Leaving Digits out, as transformers' GGUF loader does, changes how blanks in front of digits are cut.
+# pattern (llama.cpp: the two patterns of LLAMA_VOCAB_PRE_TYPE_SMOLLM; in `tokenizers`: Digits, then
+# ByteLevel). Leaving Digits out, as transformers' GGUF loader does, changes how blanks in front of digits
+# are cut.
 BYTE_LEVEL: Mapping[str, Any] = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -88,9 +89,7 @@ def _open(gguf_file: Path) -> Any:
 
 
 def _unexpected(message: str) -> DiagnosticError:
-    return DiagnosticError(
-        [error("SPC425", message, help="only the models that `specc fetch` lists are converted")]
-    )
+    return DiagnosticError([error("SPC425", message, help="only the models that `specc fetch` lists are converted")])
 
 
 def _field(fields: Mapping[str, Any], name: str) -> Any:
