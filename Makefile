@@ -1,0 +1,75 @@
+# Set-up is done once per change of constraints.txt or pyproject.toml; the stamp file is .venv/.ready.
+#
+# torch: the index that pip uses by default (PyPI) serves the CUDA build on Linux, with gigabytes of libraries that
+# nothing here needs. So the CPU build is installed first, alone, and everything else after it:
+#   1. a torch of the pinned version that is already in .venv stays (also your own GPU build);
+#   2. else "torch==VERSION+cpu" from the indexes that pip is configured with (PyPI has none: this fails at once);
+#   3. else from TORCH_INDEX, PyTorch's own index of CPU builds;
+#   4. else, on macOS only, from PyPI, whose build for macOS has no CUDA.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+WORKERS ?= 2
+MODEL ?= smollm2-135m-instruct
+
+bin := $(VENV)/bin
+pip := $(bin)/python -m pip --disable-pip-version-check
+stamp := $(VENV)/.ready
+pytest := $(bin)/python -m pytest -n $(WORKERS) --cov --cov-config=pyproject.toml
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup torch model demo test lint clean distclean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(stamp) ## create .venv with the pinned dependencies and an editable specc
+
+$(stamp): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "specc needs Python 3.11 or later: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@test -x $(bin)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(pip) install -qq --constraint constraints.txt setuptools wheel
+	@$(MAKE) --no-print-directory torch
+	@echo "installing the pinned dependencies"
+	@$(pip) install -qq --constraint constraints.txt --no-build-isolation --editable '.[fetch,test,lint]'
+	@touch $@
+
+torch:
+	@if $(bin)/python -c 'import sys, importlib.metadata as m; \
+	    sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
+	  exit 0; \
+	fi; \
+	echo "installing torch $(TORCH_VERSION), CPU build"; \
+	if $(pip) install --quiet --no-deps "torch==$(TORCH_VERSION)+cpu" 2>/dev/null; then exit 0; fi; \
+	if $(pip) install --quiet --no-deps --retries 1 --timeout 20 \
+	    --index-url "$(TORCH_INDEX)" "torch==$(TORCH_VERSION)"; then exit 0; fi; \
+	if [ "$$(uname -s)" = Darwin ] && $(pip) install --quiet --no-deps "torch==$(TORCH_VERSION)"; then exit 0; fi; \
+	echo "no CPU build of torch $(TORCH_VERSION) was found. Name an index that has one:" >&2; \
+	echo "  make TORCH_INDEX=URL $(MAKECMDGOALS)" >&2; \
+	echo "or install torch $(TORCH_VERSION) of any kind into $(VENV) yourself, and run make again." >&2; \
+	exit 2
+
+model: $(stamp)
+	@$(bin)/specc fetch $(MODEL)
+
+demo: model ## decode real text losslessly with a small real model on the CPU
+	@echo "the demo is not written yet" >&2; exit 1
+
+test: $(stamp) lint model ## lint, types, then all tests: quick ones first
+	$(pytest) --cov-report= -m "not slow"
+	$(pytest) --cov-append --cov-report=term:skip-covered -m slow
+
+lint: $(stamp) ## ruff and mypy --strict
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+clean: ## remove build outputs and caches
+	rm -rf build dist *.egg-info .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf
+
+distclean: clean ## and the virtual environment
+	rm -rf $(VENV)
