@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from specc.ir.port import Port, ValueRange
 
 Role = Literal["committed", "candidate", "pending", "rng", "control"]
-STEPS = ("prefill", "draft", "verify", "accept", "commit", "flush")
+STEPS = ("prefill", "decode", "draft", "verify", "accept", "commit", "flush")
 
 # Properties that passes require and establish.
 INDEX_SAFE = "INDEX_SAFE"

@@ -37,12 +37,24 @@ def value_of(argument: Any) -> Any:
     return argument
 
 
+def output_node(module: GraphModule) -> Node:
+    """The node that ends the graph."""
+    return next(node for node in reversed(module.graph.nodes) if node.op == "output")
+
+
+def output_values(module: GraphModule) -> tuple[Any, ...]:
+    """What a graph of ours returns: nodes, or constants."""
+    values: Any = output_node(module).args[0]
+    return tuple(values)
+
+
 class GraphBuilder:
     """Appends typed nodes to one graph. `spec(...)` sets the YAML keys that the following nodes come from."""
 
-    def __init__(self, keys: Sequence[str] = (), origin: str = "lower") -> None:
-        self.graph = Graph()
-        self.root = torch.nn.Module()
+    def __init__(self, keys: Sequence[str] = (), origin: str = "lower", module: GraphModule | None = None) -> None:
+        """A builder of a new graph, or of more nodes in `module` (see `edit.Editor`)."""
+        self.graph = Graph() if module is None else module.graph
+        self.root = torch.nn.Module() if module is None else module
         self.keys: tuple[str, ...] = tuple(keys)
         self.origin = origin
         self._bodies = 0
@@ -130,10 +142,10 @@ class GraphBuilder:
 
 def body_types(module: GraphModule) -> Callable[..., tuple[Any, ...]]:
     """The body as a function on types only: its recorded output types, whatever the arguments."""
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    values = output_values(module)
 
     def results(*_: Any) -> tuple[Any, ...]:
-        return tuple(value_of(item) for item in output.args[0])
+        return tuple(value_of(item) for item in values)
 
     return results
 

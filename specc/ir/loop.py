@@ -30,7 +30,7 @@ class Loop(HigherOrderOperator):
     """The operator; `loop` below is its one instance."""
 
     def __init__(self) -> None:
-        super().__init__("specc_loop")
+        super().__init__("specc_loop")  # type: ignore[no-untyped-call]
 
     def __call__(
         self,
@@ -41,7 +41,7 @@ class Loop(HigherOrderOperator):
         sliced: Sequence[Any],
         invariant: Sequence[Any],
     ) -> tuple[Any, ...]:
-        return cast("tuple[Any, ...]", super().__call__(axis, body, trip, carried, sliced, invariant))
+        return cast("tuple[Any, ...]", super().__call__(axis, body, trip, carried, sliced, invariant))  # type: ignore[no-untyped-call]
 
 
 loop = Loop()

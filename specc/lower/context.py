@@ -32,3 +32,4 @@ class LowerContext:
     dtype: torch.dtype
     aux_layers: tuple[int, ...] = ()
     aux_of: str = "output"
+    fused_attention: bool = True

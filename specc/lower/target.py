@@ -2,12 +2,13 @@
 
 Each token is decoded as plain decoding would decode it after its own path: it looks up its parent, extends the
 parent's path by itself, gathers the path's K/V rows by index and attends to the committed prefix and those rows.
-The committed context is the parent -1: tables have N + 1 preallocated rows and the last one, reached as -1, belongs to it.
+The committed context is the parent -1: tables have N + 1 preallocated rows and the last one, reached as -1, belongs
+to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
@@ -39,85 +40,72 @@ def _row_table(b: StepBuilder, model: ModelInfo, like: Node, rows: int, name: st
     return b.call(ops.full_rows, like, shape, 0, model.dtype, name=name)
 
 
-def _put_row(b: BodyBuilder, table: Node, row: Node, name: str | None = None) -> Node:
+def _tables(b: StepBuilder, ctx: LowerContext, model: ModelInfo, tokens: Node, rows: int) -> dict[str, Node]:
+    """What the token loop carries: K/V rows of the nodes and, for trees, every node's depth and padded path."""
+    tables = {name: _row_table(b, model, tokens, rows, name) for name in ("k_table", "v_table")}
+    if rows > 0:
+        tables["depth_table"] = b.call(ops.full_rows, tokens, [-1, rows], -1, torch.int64, name="depth_table")
+        shape = [-1, rows, ctx.max_path]
+        tables["path_table"] = b.call(ops.full_rows, tokens, shape, -1, torch.int64, name="path_table")
+    return tables
+
+
+def _put_row(b: BodyBuilder, table: Node, row: Node, index: Node, name: str) -> Node:
     """table with its row number `index` (dim 1) replaced by row [B,1,…]."""
     one = b.call(aten.squeeze.dim, row, 1)
-    return b.call(aten.select_scatter.default, table, one, 1, b.index, name=name)
+    return b.call(aten.select_scatter.default, table, one, 1, index, name=name)
+
+
+@dataclass(slots=True)
+class _LayerAttention:
+    """Writes the token's K/V rows into the layer's node tables and attends to the prefix and the token's own path."""
+
+    b: BodyBuilder
+    tail: tuple[float, int, bool]
+    tables: list[Node] = field(default_factory=list)
+
+    def _put(self, table: str, row: Node, name: str) -> Node:
+        put = _put_row(self.b, self.b[table], row, self.b["token"], name)
+        self.tables.append(put)
+        return put
+
+    def __call__(self, q: Node, k: Node, v: Node) -> Node:
+        b = self.b
+        rows = self._put("k_table", k, "k_nodes"), self._put("v_table", v, "v_nodes")
+        prefix = (b["k_cache"], b["v_cache"], b["length"])
+        if "own" not in b.inside:
+            return b.call(
+                ops.causal_attention, q, *prefix, *rows, b["positions"], b["token"], *self.tail, name="attended"
+            )
+        path = b.call(aten.squeeze.dim, b["own"], 1)
+        k_path = b.call(aten.index.Tensor, rows[0], [b["batch"], path], name="k_path")
+        v_path = b.call(aten.index.Tensor, rows[1], [b["batch"], path], name="v_path")
+        seen = (b["own_valid"], b["positions"])
+        return b.call(ops.tree_attention, q, *prefix, k_path, v_path, *seen, *self.tail, name="attended")
 
 
 def _layer_loop(
-    outer: BodyBuilder, model: ModelInfo, x: Node, rotary: tuple[Node, Node], own: Node | None, window: int
+    outer: BodyBuilder, model: ModelInfo, x: Node, rotary: tuple[Node, Node], options: tuple[int, bool]
 ) -> tuple[Node, list[Node]]:
-    """The loop over layers of one token. `own` [B,1,P] is the token's path (None: a chain).
+    """The loop over layers of one token; `options` are the attention's window and whether it is fused.
 
-    Returns x after the last layer and [k_table, v_table, x of every layer (input), x of every layer (output)].
+    Returns x after the last layer and [k_table, v_table, x before each layer, x after each layer].
     """
     names = model.layer_weights
     sliced = {name: outer[name] for name in (*names, "k_cache", "v_cache", "k_table", "v_table")}
-    invariant: dict[str, Node] = {name: outer[name] for name in ("length", "batch")}
-    invariant |= {"cos": rotary[0], "sin": rotary[1], "positions": outer.inside["positions"]}
-    if own is not None:
-        invariant |= {"own": own, "own_valid": outer.inside["own_valid"]}
+    shared = ("length", "batch", "positions", "own", "own_valid")
+    invariant: dict[str, Node] = {name: outer[name] for name in shared if name in outer.inside}
+    invariant |= {"cos": rotary[0], "sin": rotary[1], "token": outer.index}
     b = BodyBuilder("layer", carried={"x": x}, sliced=sliced, invariant=invariant, keys=outer.keys)
-    token = outer.index
-    index_inside = b.placeholder("token", 0)
-    tables: dict[str, Node] = {}
-
-    def put(table: Node, row: Node, name: str) -> Node:
-        one = b.call(aten.squeeze.dim, row, 1)
-        return b.call(aten.select_scatter.default, table, one, 1, index_inside, name=name)
-
-    def attend(q: Node, k: Node, v: Node) -> Node:
-        tables["k"], tables["v"] = put(b["k_table"], k, "k_nodes"), put(b["v_table"], v, "v_nodes")
-        shared = (b["k_cache"], b["v_cache"], b["length"])
-        if own is None:
-            return b.call(
-                ops.causal_attention,
-                q,
-                *shared,
-                tables["k"],
-                tables["v"],
-                b["positions"],
-                index_inside,
-                model.scale,
-                window,
-                name="attended",
-            )
-        path = b.call(aten.squeeze.dim, b["own"], 1)
-        k_path = b.call(aten.index.Tensor, tables["k"], [b["batch"], path], name="k_path")
-        v_path = b.call(aten.index.Tensor, tables["v"], [b["batch"], path], name="v_path")
-        return b.call(
-            ops.tree_attention,
-            q,
-            *shared,
-            k_path,
-            v_path,
-            b["own_valid"],
-            b["positions"],
-            model.scale,
-            window,
-            name="attended",
-        )
-
-    weights = logical(model, b.inside, names)
+    attend = _LayerAttention(b, (model.scale, *options))
     with b.spec("verify.attention", "target.family"):
-        out = decoder_layer(b, b["x"], weights, model.geometry, (b["cos"], b["sin"]), attend)
-    carried, slices, invariants = b.outer
-    module = b.output([out, tables["k"], tables["v"], b["x"], out])
-    results = outer.loop(
-        "layer",
-        module,
-        trip=model.geometry.num_hidden_layers,
-        carried=carried,
-        sliced=slices,
-        invariant=[*invariants, token],
-        name="layers",
-    )
+        out = decoder_layer(b, b["x"], logical(model, b.inside, names), model.geometry, (b["cos"], b["sin"]), attend)
+    results = b.close(outer, model.geometry.num_hidden_layers, [out, *attend.tables, b["x"], out], "layers")
     return results[0], results[1:]
 
 
-def _own_path(b: BodyBuilder, max_path: int) -> tuple[Node, Node]:
-    """The token's depth [B,1] and path [B,1,P] from its parent's; also updates both tables (in `b.inside`)."""
+def _own_path(b: BodyBuilder, max_path: int) -> Node:
+    """The token's depth [B,1] and, in `b.inside`, its path `own` [B,1,P], from its parent's; updates both tables."""
     alone = b.call(aten.full_like.default, b["parent"], -1)
     parent = b.call(aten.where.self, b["valid"], b["parent"], alone, name="parent_or_committed")
     above = b.call(aten.index.Tensor, b["depth_table"], [b["batch"], parent], name="parent_depth")
@@ -127,10 +115,11 @@ def _own_path(b: BodyBuilder, max_path: int) -> tuple[Node, Node]:
     here = b.call(aten.eq.Tensor, column, b.call(aten.unsqueeze.default, depth, -1))
     token = b.call(aten.full_like.default, path_above, b.index)
     own = b.call(aten.where.self, here, token, path_above, name="own_path")
-    b.inside["depth_table"] = _put_row(b, b["depth_table"], depth, "depth_nodes")
-    b.inside["path_table"] = _put_row(b, b["path_table"], own, "path_nodes")
+    b.inside["depth_table"] = _put_row(b, b["depth_table"], depth, b.index, "depth_nodes")
+    b.inside["path_table"] = _put_row(b, b["path_table"], own, b.index, "path_nodes")
     b.inside["own_valid"] = b.call(aten.ge.Scalar, own, 0, name="own_valid")
-    return depth, own
+    b.inside["own"] = own
+    return depth
 
 
 def _features(b: BodyBuilder, ctx: LowerContext, inputs: Node, outputs: Node) -> Node | None:
@@ -158,31 +147,24 @@ def token_loop(
     `caches` names the slots of the committed K, V [L,B,C,Hkv,D] and length [B]. `trip` None: as many as tokens.
     """
     rows = ctx.nodes + 1 if parent is not None else -2
-    batch = b.call(ops.batch_index, tokens, name="batch")
-    k_table = _row_table(b, model, tokens, rows, "k_table")
-    v_table = _row_table(b, model, tokens, rows, "v_table")
-    carried = {"k_table": k_table, "v_table": v_table}
-    sliced = {"token": tokens}
+    carried, sliced = _tables(b, ctx, model, tokens, rows), {"token": tokens}
     if parent is not None and valid is not None:
-        carried["depth_table"] = b.call(ops.full_rows, tokens, [-1, rows], -1, torch.int64, name="depth_table")
-        carried["path_table"] = b.call(
-            ops.full_rows, tokens, [-1, rows, ctx.max_path], -1, torch.int64, name="path_table"
-        )
         sliced |= {"parent": parent, "valid": valid}
     invariant = {name: b.slot(slot) for name, slot in zip(("k_cache", "v_cache", "length"), caches, strict=True)}
     invariant |= {name: b.weight(name) for name in model.layer_weights}
+    batch = b.call(ops.batch_index, tokens, name="batch")
     invariant |= {"batch": batch, "embedding": b.weight(model.name("embed_tokens"))}
     body = BodyBuilder("token", carried=carried, sliced=sliced, invariant=invariant, keys=b.keys)
     order = list(carried)
     if parent is not None:
-        depth, own = _own_path(body, ctx.max_path)
+        depth = _own_path(body, ctx.max_path)
     else:
-        depth, own = body.call(aten.full_like.default, body["token"], body.index, name="depth"), None
+        depth = body.call(aten.full_like.default, body["token"], body.index, name="depth")
     at = body.call(aten.add.Tensor, body.call(aten.unsqueeze.default, body["length"], 1), depth, name="positions")
     body.inside["positions"] = at
     rotary = rope_tables(body, model, at)
     x = body.call(aten.embedding.default, body["embedding"], body["token"], name="embedded")
-    hidden, tables = _layer_loop(body, model, x, rotary, own, window)
+    hidden, tables = _layer_loop(body, model, x, rotary, (window, ctx.fused_attention))
     features = _features(body, ctx, tables[2], tables[3])
     body.inside["k_table"], body.inside["v_table"] = tables[0], tables[1]
     stacked = [hidden] if features is None else [hidden, features]

@@ -1,16 +1,14 @@
-"""`verify`, `prefill` and `commit` of a transformer target in their naive form."""
+"""`verify` and `prefill` of a transformer target in their naive form."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
 
 from specc.ir import ops
-from specc.ir.build import BodyBuilder
 from specc.ir.dims import BATCH, CHUNK
 from specc.lower.context import LowerContext
+from specc.lower.layers import append_layers
 from specc.lower.step import StepBuilder
 from specc.lower.target import token_loop
 from specc.lower.transformer import ModelInfo, norm
@@ -47,10 +45,7 @@ def lower_verify(ctx: LowerContext) -> GraphModule:
 
 
 def lower_prefill(ctx: LowerContext) -> GraphModule:
-    """prefill(state, input_ids [B,T], lengths [B]) -> caches with the rows appended, logits [B,V] after the last token.
-
-    A chain of T tokens; rows at or beyond lengths[b] are padding, lengths[b] = 0 leaves row b untouched.
-    """
+    """Transitional: the target's part of prefill; see `prefill.py`."""
     b = StepBuilder(ctx.slots, ctx.weights, ("target", "runtime"))
     ids = b.input("input_ids", (BATCH, CHUNK), torch.int64)
     lengths = b.input("lengths", (BATCH,), torch.int64)
@@ -64,54 +59,4 @@ def lower_prefill(ctx: LowerContext) -> GraphModule:
         b.update(cache, append_layers(b, ctx.target, b.slot(cache), table, length, lengths, cache))
     b.update("length", b.call(aten.add.Tensor, length, lengths, name="new_length"))
     b.result("logits", logits)
-    if rows.features is not None:
-        b.result("features", rows.features)
     return b.finish()
-
-
-def append_layers(
-    b: StepBuilder, model: ModelInfo, cache: Node, rows: Node, start: Node, count: Node, name: str
-) -> Node:
-    """cache [L,B,C,…] with rows [L,B,M,…] appended at start [B], `count` [B] of them, in every layer."""
-    return _layer_map(
-        b,
-        model,
-        {"cache": cache, "rows": rows},
-        {"start": start, "count": count},
-        lambda n: n.call(ops.append_rows, n["cache"], n["rows"], n["start"], n["count"]),
-        name,
-    )
-
-
-def _layer_map(
-    b: StepBuilder,
-    model: ModelInfo,
-    sliced: dict[str, Node],
-    invariant: dict[str, Node],
-    make: Callable[[BodyBuilder], Node],
-    name: str,
-) -> Node:
-    """A loop over layers with one stacked result and nothing carried."""
-    body = BodyBuilder("layer", carried={}, sliced=sliced, invariant=invariant, keys=b.keys)
-    return body.close(b, model.geometry.num_hidden_layers, [make(body)], f"{name}_layers")[0]
-
-
-def commit_layers(
-    b: StepBuilder,
-    ctx: LowerContext,
-    cache: str,
-    candidate: str,
-    path: Node,
-    start: Node,
-    count: Node,
-    fast: bool,
-) -> Node:
-    """The cache slot with the accepted path of the candidate slot committed, in every layer."""
-    return _layer_map(
-        b,
-        ctx.target,
-        {"cache": b.slot(cache), "candidate": b.slot(candidate)},
-        {"path": path, "start": start, "count": count},
-        lambda n: n.call(ops.commit_path, n["cache"], n["candidate"], n["path"], n["start"], n["count"], fast),
-        cache,
-    )

@@ -94,9 +94,7 @@ class _Constructor:
             self._reject(path, self._unknown_tag(node))
             return None
         except BadScalar as problem:
-            finding = error(
-                problem.code, problem.message, self.text.span(node), label=problem.label, help=problem.help
-            )
+            finding = error(problem.code, problem.message, self.text.span(node), label=problem.label, help=problem.help)
             self._reject(path, finding)
             return None
 

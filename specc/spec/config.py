@@ -137,9 +137,7 @@ class EagleConfig(Section):
     num_attention_heads: Count
     num_key_value_heads: Count
     head_dim: Annotated[int, Field(ge=2, le=4096)]
-    draft_vocab_size: Vocabulary = Field(
-        description="rows of the head's lm_head; default: the target's vocab_size"
-    )
+    draft_vocab_size: Vocabulary = Field(description="rows of the head's lm_head; default: the target's vocab_size")
     max_position_embeddings: Positions
     rope_theta: Theta = 10000.0
     rope_scaling: RopeScalingConfig | None = None

@@ -69,9 +69,7 @@ class Draft(Section):
     )
     num_steps: Annotated[int, Field(ge=0, le=256)] = Field(default=0, description="levels below the root")
     top_k: Annotated[int, Field(ge=1, le=1024)] = Field(default=1, description="children per expanded node")
-    checkpoint: FolderPath | None = Field(
-        default=None, description="the drafter's folder, or given at run time"
-    )
+    checkpoint: FolderPath | None = Field(default=None, description="the drafter's folder, or given at run time")
     family: Family | None = Field(default=None, description="draft_model: its family; default: the target's")
     config: TransformerConfig | EagleConfig | None = Field(
         default=None, description="the drafter's geometry (eagle3: defaults are the target's)"

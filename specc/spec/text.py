@@ -14,16 +14,10 @@ def read_text(path: Path) -> str:
     file = str(path)
     if not path.exists():
         raise SpecError(
-            [
-                error(
-                    "SPC002", f"no such file: {file}", help="give the path of a spec, such as specs/NAME.yaml"
-                )
-            ]
+            [error("SPC002", f"no such file: {file}", help="give the path of a spec, such as specs/NAME.yaml")]
         )
     if not path.is_file():
-        raise SpecError(
-            [error("SPC002", f"not a regular file: {file}", help="give the path of one YAML file")]
-        )
+        raise SpecError([error("SPC002", f"not a regular file: {file}", help="give the path of one YAML file")])
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)

@@ -49,9 +49,7 @@ def seeded_drafter(seed: int, vocab_size: int, values: Sequence[float] | None = 
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
-def test_with_a_wide_beam_the_tree_holds_the_most_probable_paths(
-    seed: int, num_steps: int, budget: int
-) -> None:
+def test_with_a_wide_beam_the_tree_holds_the_most_probable_paths(seed: int, num_steps: int, budget: int) -> None:
     vocab = 3
     drafter = seeded_drafter(seed, vocab)
     # A beam of vocab**num_steps expands everything, so the tree must be the best `budget` paths of all.
@@ -70,9 +68,7 @@ _HOSTILE = [0.0, -0.0, 1e-9, -1e-9, -0.5, -2.0, 3.0, -math.inf, math.nan]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 4), st.integers(1, 20))
-def test_ties_nan_and_infinities_never_orphan_a_node(
-    seed: int, num_steps: int, top_k: int, budget: int
-) -> None:
+def test_ties_nan_and_infinities_never_orphan_a_node(seed: int, num_steps: int, top_k: int, budget: int) -> None:
     drafter = seeded_drafter(seed, 4, _HOSTILE)
     candidates = expand_candidates(drafter, num_steps, top_k)
     chosen = rerank(candidates, budget)
@@ -95,9 +91,7 @@ def test_a_tie_broken_the_other_way_orphans_a_node() -> None:
 
 
 @given(st.integers(0, 10**6), st.floats(0.0, 6.0), st.none() | st.floats(-8.0, 0.0))
-def test_pruning_is_closed_and_keeps_what_is_above_both_bars(
-    seed: int, margin: float, least: float | None
-) -> None:
+def test_pruning_is_closed_and_keeps_what_is_above_both_bars(seed: int, margin: float, least: float | None) -> None:
     candidates = expand_candidates(seeded_drafter(seed, 4), 3, 3)
     chosen = rerank(candidates, 12)
     kept = prune(candidates, chosen, margin, least)
@@ -156,9 +150,7 @@ def test_static_tree_puts_each_rank_path_at_its_rank(paths: list[list[int]], see
 def test_suffix_match_is_the_longest_and_latest(context: list[int], least: int, more: int) -> None:
     found, ends = suffix_matches(context, least, least + more)
     for n in range(least + more, least - 1, -1):
-        places = [
-            start + n for start in range(len(context) - n) if context[start : start + n] == context[-n:]
-        ]
+        places = [start + n for start in range(len(context) - n) if context[start : start + n] == context[-n:]]
         if places and len(context) > n:
             assert (found, ends) == (n, sorted(places, reverse=True))
             return
@@ -194,12 +186,7 @@ def test_prompt_lookup_tree_holds_only_continuations_and_all_that_fit(
     for check in (check_parent, check_padding, check_distinct_siblings):
         check(tree)
     _, ends = suffix_matches(context, 1, 3)
-    texts = {
-        tuple(context[end : end + n])
-        for end in ends
-        for n in range(1, num_steps + 1)
-        if end + n <= len(context)
-    }
+    texts = {tuple(context[end : end + n]) for end in ends for n in range(1, num_steps + 1) if end + n <= len(context)}
     drafted = {tuple(tree.tokens[i] for i in path_to(tree, n)[1:]) for n in range(1, tree.num_valid)}
     assert drafted <= texts
     if top_k == 3:

@@ -75,8 +75,7 @@ def test_greedy_accepts_the_longest_path_that_the_target_would_emit(tree: DraftT
     good = [
         path_to(tree, node)
         for node in range(tree.num_nodes)
-        if tree.valid[node]
-        and all(tree.tokens[b] == argmax[a] for a, b in itertools.pairwise(path_to(tree, node)))
+        if tree.valid[node] and all(tree.tokens[b] == argmax[a] for a, b in itertools.pairwise(path_to(tree, node)))
     ]
     longest = max(good, key=len)
     got = greedy_accept(tree, argmax, num_steps=11)
@@ -84,9 +83,7 @@ def test_greedy_accepts_the_longest_path_that_the_target_would_emit(tree: DraftT
     assert (got.accept_length, got.bonus, got.stopped) == (len(longest) - 1, argmax[longest[-1]], False)
 
 
-@given(
-    draft_trees(max_nodes=10, vocab_size=4), st.integers(0, 2**32 - 1), st.sets(st.integers(0, 3)), st.data()
-)
+@given(draft_trees(max_nodes=10, vocab_size=4), st.integers(0, 2**32 - 1), st.sets(st.integers(0, 3)), st.data())
 def test_stop_cuts_the_emitted_text_at_the_first_stop_or_at_the_limit(
     tree: DraftTree, seed: int, stop_tokens: set[int], data: st.DataObject
 ) -> None:
@@ -147,9 +144,7 @@ def test_ascending_compaction_is_a_gather_and_leaves_committed_rows(
 
 
 @given(draft_trees(max_nodes=12), st.data())
-def test_descending_compaction_differs_exactly_where_order_matters(
-    tree: DraftTree, data: st.DataObject
-) -> None:
+def test_descending_compaction_differs_exactly_where_order_matters(tree: DraftTree, data: st.DataObject) -> None:
     node = data.draw(st.sampled_from([i for i in range(tree.num_nodes) if tree.valid[i]]))
     accepted = finish(tree, path_to(tree, node)[1:], bonus=0, num_steps=12)
     rows = list(range(tree.num_nodes))

@@ -66,8 +66,24 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float) -> torch.Tensor:
-    """q [B,M,Hq,D] over k, v [B,R,Hkv,D]; visible bool [B,M,R]; rows that see nothing give zeros."""
+def attend_eager(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """As `attend`, spelled out: scores, mask as -inf, softmax, weighted sum (the paper's eager reference mode)."""
+    group = q.shape[2] // k.shape[2]
+    key, value = (x.repeat_interleave(group, dim=2).transpose(1, 2) for x in (k, v))
+    scores = torch.matmul(q.transpose(1, 2), key.transpose(2, 3)) * scale
+    scores = scores.masked_fill(~visible.unsqueeze(1), float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=_compute_dtype(q.dtype)).to(q.dtype)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous()
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float, fused: bool
+) -> torch.Tensor:
+    """q [B,M,Hq,D] over k, v [B,R,Hkv,D] where visible bool [B,M,R]; every row sees at least one."""
+    if not fused:
+        return attend_eager(q, k, v, visible, scale)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -94,7 +110,7 @@ def _attention_fake(q: torch.Tensor, *_: object) -> torch.Tensor:
 
 @op(
     "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor length, Tensor k_new, Tensor v_new, "
-    "Tensor mask, Tensor positions, float scale, int window) -> Tensor",
+    "Tensor mask, Tensor positions, float scale, int window, bool fused=True) -> Tensor",
     fake=_attention_fake,
     rows=("q", "mask", "positions"),
 )
@@ -109,6 +125,7 @@ def tree_attention(
     positions: torch.Tensor,
     scale: float,
     window: int,
+    fused: bool = True,
 ) -> torch.Tensor:
     """Attention of q [B,M,Hq,D] over the committed prefix and the rows `k_new`, `v_new` [B,R,Hkv,D].
 
@@ -117,12 +134,12 @@ def tree_attention(
     """
     prefix = prefix_visible(length, k_cache.shape[1], positions, window)
     visible = torch.cat((prefix, mask), dim=-1)
-    return _attend(q, torch.cat((k_cache, k_new), dim=1), torch.cat((v_cache, v_new), dim=1), visible, scale)
+    return attend(q, torch.cat((k_cache, k_new), dim=1), torch.cat((v_cache, v_new), dim=1), visible, scale, fused)
 
 
 @op(
     "causal_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor length, Tensor k_new, Tensor v_new, "
-    "Tensor positions, int offset, float scale, int window) -> Tensor",
+    "Tensor positions, int offset, float scale, int window, bool fused=True) -> Tensor",
     fake=_attention_fake,
     rows=("q", "positions"),
 )
@@ -137,6 +154,7 @@ def causal_attention(
     offset: int,
     scale: float,
     window: int,
+    fused: bool = True,
 ) -> torch.Tensor:
     """As `tree_attention`, for chains: row m of q sees new rows [0, offset + m]; no mask tensor exists."""
     prefix = prefix_visible(length, k_cache.shape[1], positions, window)
@@ -146,7 +164,7 @@ def causal_attention(
     if window > 0:
         block = block & (column > row - window)
     visible = torch.cat((prefix, block.expand(q.shape[0], -1, -1)), dim=-1)
-    return _attend(q, torch.cat((k_cache, k_new), dim=1), torch.cat((v_cache, v_new), dim=1), visible, scale)
+    return attend(q, torch.cat((k_cache, k_new), dim=1), torch.cat((v_cache, v_new), dim=1), visible, scale, fused)
 
 
 def _ancestor_mask_fake(parent_row: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
