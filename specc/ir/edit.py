@@ -21,6 +21,7 @@ __all__ = [
     "Editor",
     "LoopParts",
     "bodies",
+    "drop_unused_bodies",
     "erase_dead",
     "finish",
     "inherit",
@@ -262,8 +263,19 @@ def erase_dead(module: GraphModule) -> bool:
         if is_loop(node):
             changed |= erase_dead(body_of(module, node))
     if changed:
-        module.delete_all_unused_submodules()
+        drop_unused_bodies(module)
     return changed
+
+
+def drop_unused_bodies(module: GraphModule) -> None:
+    """Remove the loop bodies that no node of the graph refers to.
+
+    FX's `delete_all_unused_submodules` would also remove the bodies inside bodies.
+    """
+    used = {str(node.target).split(".")[0] for node in module.graph.nodes if node.op in ("get_attr", "call_module")}
+    for name, child in list(module.named_children()):
+        if name not in used and isinstance(child, GraphModule):
+            delattr(module, name)
 
 
 def finish(module: GraphModule) -> GraphModule:
