@@ -48,7 +48,7 @@ torch:
 	    --index-url "$(TORCH_INDEX)" "torch==$(TORCH_VERSION)"; then exit 0; fi; \
 	if [ "$$(uname -s)" = Darwin ] && $(pip) install --quiet --no-deps "torch==$(TORCH_VERSION)"; then exit 0; fi; \
 	echo "no CPU build of torch $(TORCH_VERSION) was found. Name an index that has one:" >&2; \
-	echo "  make TORCH_INDEX=URL $(MAKECMDGOALS)" >&2; \
+	echo "  make TORCH_INDEX=URL setup" >&2; \
 	echo "or install torch $(TORCH_VERSION) of any kind into $(VENV) yourself, and run make again." >&2; \
 	exit 2
 

@@ -56,6 +56,13 @@ def test_planted_tree_is_well_formed_and_within_bounds(
     assert all(0 <= token < 6 for token in tree.tokens)
 
 
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2), min_size=2, max_size=5))
+def test_decoys_are_never_right(seed: int, continuation: list[int]) -> None:
+    shape = PlantedShape(8, 4, 2, nothing_right=1.0)
+    tree = plant_tree(continuation, 3, shape, Random(seed))
+    assert accept(tree, continuation, 4).accept_length == 0
+
+
 @pytest.mark.parametrize(("num_nodes", "num_steps", "top_k"), [(16, 5, 4), (8, 3, 2), (6, 3, 3), (32, 8, 4)])
 def test_planted_trees_exercise_acceptance(num_nodes: int, num_steps: int, top_k: int) -> None:
     rng = Random(11)

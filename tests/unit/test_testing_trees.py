@@ -47,6 +47,11 @@ def test_draft_trees_keep_their_bounds(
         assert not tree.has_padding
 
 
+@given(draft_trees(6, max_depth=0, padding=False))
+def test_depth_zero_leaves_the_root_alone(tree: DraftTree) -> None:
+    assert tree.num_valid == 1
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -111,6 +116,7 @@ def test_batches_are_rectangular(batch: DraftBatch) -> None:
 def test_batches_reach_ragged_rows() -> None:
     quiet = settings(max_examples=2000, derandomize=True, database=None)
     find(draft_batches(), lambda b: len({t.num_valid for t in b.trees}) == 3, settings=quiet)
+    find(draft_batches(), lambda b: b.trees[0].num_nodes == 1, settings=quiet)
 
 
 @given(vocabularies(3, 5), prefix_lengths(7))
