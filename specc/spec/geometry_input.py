@@ -14,7 +14,8 @@ from specc.spec.config import EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig,
 from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
 
-ConfigModel = type[TransformerConfig] | type[GatedDeltaNetConfig] | type[Qwen3NextConfig] | type[EagleConfig]
+TargetModel = type[TransformerConfig] | type[GatedDeltaNetConfig] | type[Qwen3NextConfig]
+ConfigModel = TargetModel | type[EagleConfig]
 
 # Keys of published config.json files without effect on the program (training, generation, book-keeping).
 IGNORED_KEYS: frozenset[str] = frozenset(
@@ -108,7 +109,7 @@ class Preparation:
 
 def prepare_target(
     family: str, raw: Mapping[str, Any], path: Path, source: SourceMap, from_file: bool
-) -> tuple[ConfigModel, dict[str, Any], list[Diagnostic]]:
+) -> tuple[TargetModel, dict[str, Any], list[Diagnostic]]:
     """The config model of `family` and the values to validate with it."""
     work = Preparation(raw, path, source, from_file)
     _common(work, family)

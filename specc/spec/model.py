@@ -15,7 +15,7 @@ from specc.spec.base import FolderPath, Section
 from specc.spec.config import EagleConfig, ModelConfig, TransformerConfig
 from specc.spec.names import Family
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*\Z", max_length=64)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
 Token = Annotated[int, Field(ge=0, lt=1 << 24)]
 Rank = Annotated[int, Field(ge=0, lt=1024)]
 LogProb = Annotated[float, Field(ge=-1e6, le=0)]
@@ -159,13 +159,13 @@ class Runtime(Section):
 class Triton(Section):
     """Options of the triton backend."""
 
-    arch: Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[af]?\Z")] = "sm_90"
+    arch: Annotated[str, Field(pattern=r"^sm_[0-9]{2,3}[af]?$")] = "sm_90"
 
 
 class Ascend(Section):
     """Options of the ascend backend."""
 
-    soc: Annotated[str, Field(pattern=r"^Ascend[0-9]{3}[0-9A-Za-z_]{0,12}\Z")] = "Ascend910B3"
+    soc: Annotated[str, Field(pattern=r"^Ascend[0-9]{3}[0-9A-Za-z_]{0,12}$")] = "Ascend910B3"
     mode: Literal["max-autotune", "reduce-overhead"] = "max-autotune"
 
 

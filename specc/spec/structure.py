@@ -169,7 +169,7 @@ def _diagnostic(
 
 
 def _bad_name(path: Path, pattern: str, source: SourceMap) -> Diagnostic:
-    readable = pattern.removeprefix("^").removesuffix(r"\Z")
+    readable = pattern.removeprefix("^").removesuffix("$")
     return error(
         "SPC025",
         f"`{dotted(path)}` does not have the form `{readable}`",

@@ -21,15 +21,15 @@ class View:
 
     source: SourceMap
     raw: Mapping[str, Any]
-    target: Target | None
-    draft: Draft | None
-    verify: Verify | None
-    accept: Accept | None
-    commit: Commit | None
-    sampling: Sampling | None
-    runtime: Runtime | None
-    backend: Backend | None
-    passes: tuple[PassEntry, ...] | None
+    target: Target | None = None
+    draft: Draft | None = None
+    verify: Verify | None = None
+    accept: Accept | None = None
+    commit: Commit | None = None
+    sampling: Sampling | None = None
+    runtime: Runtime | None = None
+    backend: Backend | None = None
+    passes: tuple[PassEntry, ...] | None = None
 
     def written(self, *path: str) -> Any:
         """The value as written, or None where the key was left out or is null."""
