@@ -15,6 +15,7 @@ def _cache_fake(cache: torch.Tensor, *_: object) -> torch.Tensor:
     "append_rows(Tensor cache, Tensor rows, Tensor start, Tensor count) -> Tensor",
     fake=_cache_fake,
     indices=(IndexOperand("start", "cache", 1),),
+    meta={"identity_when_zero": "count"},
 )
 def append_rows(cache: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """cache [B,C,…] with rows[b, :count[b]] [B,M,…] written at start[b]; start, count int64 [B].
@@ -32,6 +33,7 @@ def append_rows(cache: torch.Tensor, rows: torch.Tensor, start: torch.Tensor, co
     "commit_path(Tensor cache, Tensor candidate, Tensor path, Tensor start, Tensor count, bool fast_reorder) -> Tensor",
     fake=_cache_fake,
     indices=(IndexOperand("path", "candidate", 1), IndexOperand("start", "cache", 1)),
+    meta={"identity_when_zero": "count"},
 )
 def commit_path(
     cache: torch.Tensor,
