@@ -106,6 +106,7 @@ def test_pruned_nodes_become_padding_at_the_end() -> None:
     sure = dynamic_tree(lambda path: [math.log(0.98), math.log(0.02)], 5, 2, 2, 6, path_log_prob_margin=1.0)
     assert sure.tree.parent == (-1, 0, 1, 0, 0, 0, 0)
     assert sure.tree.valid == (True,) * 3 + (False,) * 4
+    assert sure.scores == (0.0, *(pytest.approx(n * math.log(0.98)) for n in (1, 2)), 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("budget", [5, 6, 7])
