@@ -4,4 +4,17 @@ from __future__ import annotations
 
 from specc.codes.entry import Code
 
-INTERNAL_CODES: tuple[Code, ...] = ()
+INTERNAL_CODES: tuple[Code, ...] = (
+    Code(
+        "SPC910",
+        "a pass broke its promise",
+        "After a pass, the property that it establishes does not hold on its result. This is a bug of the pass: please "
+        "report it with the dump (`--dump DIR`).",
+    ),
+    Code(
+        "SPC911",
+        "a pass misreports whether it changed the program",
+        "A pass that says `unchanged` must return a program with the same fingerprint, and one that says `changed` a "
+        "different one. This is a bug of the pass.",
+    ),
+)

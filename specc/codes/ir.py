@@ -4,4 +4,68 @@ from __future__ import annotations
 
 from specc.codes.entry import Code
 
-IR_CODES: tuple[Code, ...] = ()
+IR_CODES: tuple[Code, ...] = (
+    Code(
+        "SPC300",
+        "IR text of another version",
+        "The first line of IR text is `specc-ir VERSION`. This compiler reads its own version only; print the program "
+        "again with the compiler that reads it.",
+        "specc-ir 99\n",
+    ),
+    Code(
+        "SPC301",
+        "IR text that can't be read",
+        "The text does not follow the grammar of the printer: one op per line, "
+        "`%name: type = op(arguments)  # keys: …; passes: …`, loops as blocks in braces.",
+        "specc-ir 1\ngraph main {\n  %x: f32[4] =\n}\n",
+    ),
+    Code(
+        "SPC302",
+        "IR text refers to something unknown",
+        "An op, a node, a type or a port that does not exist. Ops are named as torch names them "
+        "(`aten.add.Tensor`, `specc.rope`); a node must stand above its users.",
+        "specc-ir 1\ngraph main {\n  return (%x,)\n}\n",
+    ),
+    Code(
+        "SPC310",
+        "malformed graph",
+        "The FX graph itself is broken: a node before its operands, a name used twice, a body that does not exist. "
+        "A pass made it, and the finding names the pass.",
+    ),
+    Code(
+        "SPC311",
+        "op that may not stand here",
+        "Every node calls a declared specc op, an aten op, integer arithmetic, or a loop. Ops that write in place are "
+        "legal only after plan-buffers; ops that draw from torch's generator never are.",
+    ),
+    Code(
+        "SPC312",
+        "recorded type differs from the computed one",
+        "The verifier runs every op on fake tensors and compares shapes and dtypes with what the node records. A pass "
+        "changed an operand and did not retype what depends on it, or built an op with operands that do not fit.",
+    ),
+    Code(
+        "SPC313",
+        "node without type, spec keys or provenance",
+        "Every node records its type, the YAML keys that it comes from and the passes that made it. Insert nodes with "
+        "`specc.ir.edit.Editor`, replace them with `specc.ir.edit.replace`.",
+    ),
+    Code(
+        "SPC314",
+        "port that does not fit the program",
+        "Placeholders of a step graph are bound to slots, weights and inputs, its outputs to slots and results: each "
+        "at most once, declared, and with the declared shape and dtype.",
+    ),
+    Code(
+        "SPC315",
+        "loop whose operands and body do not fit",
+        "A body takes `index, *carried, *slices, *invariant` with the operands' types and returns "
+        "`(*carried', *stacked)`; carried values keep their type, and no two loops share a body.",
+    ),
+    Code(
+        "SPC316",
+        "slot read after it was overwritten",
+        "After plan-buffers slots are written in place. An op that reads a slot below such a write sees the new rows "
+        "where the program means the old ones. Only ops declared for it may.",
+    ),
+)

@@ -50,14 +50,17 @@ _DTYPE_TEXT = {
     torch.float16: "f16",
     torch.int64: "i64",
     torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
     torch.bool: "bool",
 }
 TEXT_DTYPE = {text: dtype for dtype, text in _DTYPE_TEXT.items()}
 
 
 def dtype_text(dtype: torch.dtype) -> str:
-    """`torch.float32 -> f32`."""
-    return _DTYPE_TEXT[dtype]
+    """`torch.float32 -> f32`; dtypes that no op of ours uses keep torch's name."""
+    return _DTYPE_TEXT.get(dtype, str(dtype))
 
 
 def type_text(shape: Sequence[int], dtype: torch.dtype) -> str:
