@@ -44,9 +44,7 @@ class InvariantViolation(AssertionError):
     """An invariant does not hold. `id` is "I1" to "I28"; `tree` is the tree that shows it, if there is
     one."""
 
-    def __init__(
-        self, id: str, message: str, tree: DraftTree | None = None, path: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, id: str, message: str, tree: DraftTree | None = None, path: Sequence[int] = ()) -> None:
         entry = invariant(id)
         self.id, self.message, self.tree = entry.id, message, tree
         drawing = "" if tree is None else "\n" + render_tree(tree, path)
@@ -185,9 +183,7 @@ def check_vocabulary_map(d2t: Sequence[int], t2d: Sequence[bool]) -> None:
 def check_superset(smaller: int, larger: int, tree: DraftTree | None = None) -> None:
     """I26: under greedy acceptance, a tree that contains another one accepts at least as many nodes."""
     if larger < smaller:
-        raise InvariantViolation(
-            "I26", f"the larger tree accepts {larger}, the one inside it {smaller}", tree
-        )
+        raise InvariantViolation("I26", f"the larger tree accepts {larger}, the one inside it {smaller}", tree)
 
 
 CHECKS: dict[str, Callable[..., None]] = {

@@ -80,9 +80,7 @@ TRUE_Q = Rule(
 
 ONE_COIN = Rule(
     "target_only, one coin",
-    accept=lambda p, q, x, spent: (
-        min(Fraction(1), p[x] / (1 - sum(spent))) if sum(spent) < 1 else Fraction(1)
-    ),
+    accept=lambda p, q, x, spent: min(Fraction(1), p[x] / (1 - sum(spent))) if sum(spent) < 1 else Fraction(1),
     reject=lambda p, q, x: (p, q),
     bonus=lambda p, tried: tuple(Fraction(0) if t in tried else mass for t, mass in enumerate(p)),
 )

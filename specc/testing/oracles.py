@@ -141,9 +141,7 @@ def typical_threshold(probabilities: Sequence[float], epsilon: float, alpha: flo
     return min(epsilon, alpha * math.exp(-entropy))
 
 
-def typical_walk(
-    tree: DraftTree, probabilities: Sequence[Sequence[float]], epsilon: float, alpha: float
-) -> list[int]:
+def typical_walk(tree: DraftTree, probabilities: Sequence[Sequence[float]], epsilon: float, alpha: float) -> list[int]:
     """Return the accepted drafted nodes of typical acceptance.
 
     At each node the first child in index order whose probability under the target there exceeds the
@@ -166,9 +164,7 @@ def commit_gather(committed: Sequence[Row], candidates: Sequence[Row], accepted:
     return list(committed) + [candidates[i] for i in accepted.path[: accepted.accept_length + 1]]
 
 
-def compact_rows(
-    rows: Sequence[Row], length: int, accepted: Acceptance, order: str = "ascending"
-) -> list[Row]:
+def compact_rows(rows: Sequence[Row], length: int, accepted: Acceptance, order: str = "ascending") -> list[Row]:
     """Return the rows after an in-place copy, row by row, of candidate path[k] to place k.
 
     `rows` holds `length` committed rows, then the N candidates. Only "ascending" is right; "descending"

@@ -66,8 +66,7 @@ def parents(
         open_nodes = [
             i
             for i in range(node)
-            if (max_depth is None or depths[i] < max_depth)
-            and (max_children is None or fan_out[i] < max_children)
+            if (max_depth is None or depths[i] < max_depth) and (max_children is None or fan_out[i] < max_children)
         ]
         if not open_nodes:
             break
