@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("spec",),
     ("ir", "program"),
-    ("manager",),
+    ("manager", "pass_options"),
     ("lower", "draft"),
     ("passes",),
     ("backends",),
@@ -230,6 +230,11 @@ def test_machine_paths_are_told_from_others() -> None:
         assert MACHINE_PATH.search(f'open("/{slash_path}")')
     for text in ("net/work/", "a/root/b", "/workers/", "http://x/root", "/tmp/out.py", "$HOME/work/x"):
         assert not MACHINE_PATH.search(text), text
+
+
+def test_no_other_folder_holds_code() -> None:
+    tops = {path.relative_to(ROOT).parts[0] for path in committed_files() if path.suffix in (".py", ".yaml", ".sh")}
+    assert tops == {"specc", "passes", "backends", "specs", "tests"}
 
 
 def test_links_point_inside_the_repository() -> None:
