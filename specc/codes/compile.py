@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
-from specc.codes.entry import Code
+from specc.codes.entry import SPEC_START, Code
 
 COMPILE_CODES: tuple[Code, ...] = (
+    Code(
+        "SPC200",
+        "an unknown compile target",
+        "`--target` takes reference, triton or ascend.",
+        "specc compile spec.yaml --target cuda",
+    ),
+    Code(
+        "SPC201",
+        "a backend that is not built yet",
+        "The language knows the backend and its options are checked, but this version can't generate code for it.",
+        "specc compile spec.yaml --target triton",
+    ),
+    Code(
+        "SPC202",
+        "a target family that can't be compiled yet",
+        "The language knows the family and its geometry is checked, but this version has no lowering for its layers.",
+        """\
+specc: 1
+name: demo
+target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64, num_heads: 2, head_dim: 32,
+         vocab_size: 256}}
+""",
+    ),
+    Code(
+        "SPC203",
+        "a paged cache can't be compiled yet",
+        "`runtime.kv_layout: paged` is part of the language, but block tables are not built yet.",
+        SPEC_START + "runtime: {kv_layout: paged}\n",
+    ),
+    Code(
+        "SPC204",
+        "a type that the backend does not compute in yet",
+        "The reference backend computes in float32 and float64.",
+        SPEC_START + "runtime: {dtype: bfloat16}\n",
+    ),
+    Code(
+        "SPC290",
+        "a part of the compiler that is not built yet",
+        "The command is known, but this version does not have the part that it needs.",
+        "specc bench kernels",
+    ),
     Code(
         "SPC250",
         "passes in a wrong order",

@@ -52,7 +52,10 @@ class _Constructor:
 
     def document(self) -> Composed:
         node, self.diagnostics = compose_nodes(self.text)
-        value = None if node is None else self._build(node, (), None)
+        if node is None:
+            empty = error("SPC013", "the spec is empty", self.text.at(0, 0), help="start with `specc: 1` and `name: …`")
+            return Composed(None, MappingProxyType({}), (empty,), frozenset({()}))
+        value = self._build(node, (), None)
         return Composed(value, MappingProxyType(self.places), tuple(self.diagnostics), frozenset(self.broken))
 
     def _build(self, node: Node, path: Path, key: Span | None) -> Any:

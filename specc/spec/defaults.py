@@ -101,7 +101,7 @@ def fill_runtime(raw: Mapping[str, Any], target: Target | None, draft: Draft | N
     runtime = {key: value for key, value in raw.items() if value is not None}
     if target is not None and draft is not None:
         limits = position_limits(target, draft)
-        _set(runtime, max_sequence_length=max(2, min(SEQUENCE_LENGTH, *limits.values())))
+        _set(runtime, max_sequence_length=max(2, min([SEQUENCE_LENGTH, *limits.values()])))
     return runtime
 
 

@@ -36,7 +36,8 @@ def apply_overrides(composed: Composed, overrides: Sequence[str]) -> Composed:
             continue
         # One line, so that every span of the value stands on the override's own text.
         inner = compose(Text(written.replace("\n", " "), FILE, number - 1, len(name) + 1, text))
-        findings += inner.diagnostics
+        if written.strip():
+            findings += inner.diagnostics
         path: Path = ()
         if not isinstance(value, dict):
             value = {}
@@ -49,7 +50,7 @@ def apply_overrides(composed: Composed, overrides: Sequence[str]) -> Composed:
         for known in [known for known in places if known[:size] == path]:
             del places[known]
         broken = {known for known in broken if known[:size] != path}
-        broken |= {(*path, *known) for known in inner.broken}
+        broken |= {(*path, *known) for known in inner.broken if written.strip()}
         key_span = Span(FILE, number, 1, len(name) + 1, text)
         for length in range(1, size):
             places.setdefault(path[:length], Place(key_span, key_span))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import isfinite
 from typing import Literal
 
 from specc.diagnostics import Diagnostic, error
@@ -38,6 +39,11 @@ def read_passes(raw: object, source: SourceMap, broken: Collection[Path]) -> tup
             findings.append(_one_pass(path, source))
             continue
         ((name, options),) = item.items()
+        bad = [key for key, value in (options or {}).items() if not _scalar(value)] if isinstance(options, dict) else []
+        if bad:
+            expected = "a number, true, false or text"
+            findings += [wrong_type(expected, options[key], (*path, name, key), source) for key in bad]
+            continue
         entry, problems = build(
             PassEntry, {"name": name, "options": {} if options is None else options}, path, source, broken
         )
@@ -80,6 +86,10 @@ def read_invariants(raw: object, source: SourceMap, broken: Collection[Path]) ->
         else:
             names.append(item)
     return tuple(names), findings
+
+
+def _scalar(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
 
 
 def _one_pass(path: Path, source: SourceMap) -> Diagnostic:

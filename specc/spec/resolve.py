@@ -64,7 +64,8 @@ def resolve(composed: Composed, source: SourceMap, base: FilePath) -> Resolution
     findings = list(composed.diagnostics)
     if () not in composed.broken:
         finding = wrong_type("a mapping of keys", composed.value, (), source)
-        findings.append(replace(finding, code="SPC013", help="start with `specc: 1` and `name: …`"))
+        message = finding.message.replace("`the spec`", "the spec")
+        findings.append(replace(finding, code="SPC013", message=message, help="start with `specc: 1` and `name: …`"))
     return Resolution(None, View(source, {}), tuple(findings))
 
 

@@ -32,6 +32,11 @@ _COMPARISON = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+_WRITTEN = {
+    "specc": "specc: 1",
+    "name": "name: my-spec",
+    "family": "family: llama",
+}
 _LENGTH = {"string_too_short", "string_too_long", "too_short", "too_long"}
 
 
@@ -119,7 +124,7 @@ def missing_key(name: str, path: Path, source: SourceMap, help: str = "") -> Dia
         f"`{dotted((*path, name))}` is missing",
         source.key_span(*path),
         label=f"no `{name}` here",
-        help=help or f"add `{name}: …`",
+        help=help or f"add `{_WRITTEN.get(name, name + ': …')}`",
     )
 
 

@@ -1,0 +1,85 @@
+"""Compile-time refusals (SPC2xx): a valid spec that needs machinery which this version does not have.
+
+The tables at the top say what there is; adding a feature means adding it to a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specc.diagnostics import Diagnostic, error, in_source_order
+from specc.spec.checks import ascend
+from specc.spec.load import LoadedSpec
+from specc.spec.names import RECURRENT_FAMILIES
+
+TARGETS: tuple[str, ...] = ("reference", "triton", "ascend")
+BUILT_TARGETS: frozenset[str] = frozenset({"reference"})
+FAMILIES: frozenset[str] = frozenset({"llama", "qwen3", "pangu"})
+DTYPES: dict[str, frozenset[str]] = {
+    "reference": frozenset({"float32", "float64"}),
+    "triton": frozenset({"float32", "bfloat16", "float16"}),
+    "ascend": frozenset({"float32", "bfloat16", "float16"}),
+}
+KV_LAYOUTS: frozenset[str] = frozenset({"contiguous"})
+
+
+def unsupported(loaded: LoadedSpec, target: str) -> list[Diagnostic]:
+    """What `specc compile --target target` can't do yet for this spec, in source order; empty if nothing."""
+    if target not in TARGETS:
+        names = ", ".join(TARGETS)
+        return [error("SPC200", f"unknown target `{target}`", help=f"targets: {names}")]
+    return in_source_order([*_backend(loaded, target), *_family(loaded), *_runtime(loaded, target)])
+
+
+def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
+    if target not in BUILT_TARGETS:
+        span = loaded.source.key_span("backend", target) if loaded.source.has("backend", target) else None
+        yield error(
+            "SPC201",
+            f"the {target} backend is not built yet",
+            span,
+            label="accepted, but not used yet" if span else "",
+            help="compile with `--target reference`, which runs anywhere",
+        )
+    if target == "ascend" and not loaded.source.has("backend", "ascend"):
+        yield from ascend.contracts(loaded.view)
+
+
+def _family(loaded: LoadedSpec) -> Iterator[Diagnostic]:
+    family = loaded.spec.target.family
+    if family in FAMILIES:
+        return
+    missing = ["the lowering of its layers", "its weight names"]
+    if family in RECURRENT_FAMILIES:
+        missing += [
+            f"the verify schedules (`verify.recurrence: {loaded.spec.verify.recurrence}`)",
+            f"the commit of recurrent states (`commit.state: {loaded.spec.commit.state}`)",
+        ]
+    yield error(
+        "SPC202",
+        f"family {family} can't be compiled yet",
+        loaded.source.span("target", "family"),
+        label="accepted by the language, not yet by the compiler",
+        help=f"families that compile: {', '.join(sorted(FAMILIES))}",
+        notes=["missing: " + "; ".join(missing)],
+    )
+
+
+def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
+    runtime = loaded.spec.runtime
+    if runtime.kv_layout not in KV_LAYOUTS:
+        yield error(
+            "SPC203",
+            f"`kv_layout: {runtime.kv_layout}` can't be compiled yet: the block table and its commit are missing",
+            loaded.source.span("runtime", "kv_layout"),
+            label="not yet",
+            help="write `kv_layout: contiguous`",
+        )
+    if runtime.dtype not in DTYPES[target]:
+        yield error(
+            "SPC204",
+            f"the {target} backend does not compute in {runtime.dtype} yet",
+            loaded.source.span("runtime", "dtype"),
+            label="not yet",
+            help=f"dtypes of this backend: {', '.join(sorted(DTYPES[target]))}",
+        )
