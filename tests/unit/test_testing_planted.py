@@ -63,6 +63,13 @@ def test_decoys_are_never_right(seed: int, continuation: list[int]) -> None:
     assert accept(tree, continuation, 4).accept_length == 0
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_the_right_first_token_is_drafted_unless_an_error_is_drawn(seed: int, num_steps: int) -> None:
+    shape = PlantedShape(2, num_steps, 1, nothing_right=0.0, short=0.0)
+    tree = plant_tree([3, 1], 4, shape, Random(seed))
+    assert tree.tokens == (3, 1)
+
+
 @pytest.mark.parametrize(("num_nodes", "num_steps", "top_k"), [(16, 5, 4), (8, 3, 2), (6, 3, 3), (32, 8, 4)])
 def test_planted_trees_exercise_acceptance(num_nodes: int, num_steps: int, top_k: int) -> None:
     rng = Random(11)
