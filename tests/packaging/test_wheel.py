@@ -56,12 +56,14 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def packaged_files() -> set[str]:
-    """Every file below specc/, links followed, by its name inside the wheel."""
+    """Every file below specc/, links followed, by its name inside the wheel; a linter's settings stay outside."""
     found = set()
     for folder, folders, names in os.walk(ROOT / "specc", followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
         inside = Path(folder).relative_to(ROOT)
-        found |= {(inside / name).as_posix() for name in names if not name.endswith((".pyc", ".part"))}
+        found |= {
+            (inside / name).as_posix() for name in names if not name.endswith((".pyc", ".part")) and name != "ruff.toml"
+        }
     return found
 
 
