@@ -92,7 +92,8 @@ def _comment(node: Node, comments: bool) -> str:
     parts = []
     for label in ("keys", "passes"):
         if node.meta.get(label):
-            parts.append(f"{label}: {', '.join(word_text(item) for item in node.meta[label])}")
+            words = (word_text(item).replace(",", "\\u002c").replace(";", "\\u003b") for item in node.meta[label])
+            parts.append(f"{label}: {', '.join(words)}")
     return f"  # {'; '.join(parts)}" if parts else ""
 
 
