@@ -186,7 +186,7 @@ def _snippet(span: Span, label: str) -> list[str]:
     source = span.source_line
     start = min(max(span.column - 1, 0), len(source))
     stop = min(max(span.end_column - 1, start), len(source))
-    first = 0 if start <= MAX_LINE_WIDTH // 2 else start - 20
+    first = start - 20 if len(source) > MAX_LINE_WIDTH and start > MAX_LINE_WIDTH // 2 else 0
     last = min(len(source), first + MAX_LINE_WIDTH)
     stop = min(stop, last)
     head = ("..." if first else "") + _clean(source[first:start])

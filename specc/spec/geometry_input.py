@@ -246,22 +246,13 @@ def _size(raw: Mapping[str, Any], key: str) -> int | None:
 
 def _transformer_defaults(family: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     heads, hidden = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
-    defaults: dict[str, Any] = {"attention_bias": family == "pangu"}
-    if heads:
-        defaults["num_key_value_heads"] = heads
-    if family == "qwen3":
-        defaults["head_dim"] = 128
-    elif heads and hidden:
-        defaults["head_dim"] = max(2, hidden // heads)
-    return defaults
+    head_dim = 128 if family == "qwen3" else min(4096, max(2, (hidden or 2) // (heads or 1)))
+    # Without heads the config is wrong anyway; a stand-in keeps derived keys out of the list of missing ones.
+    return {"attention_bias": family == "pangu", "num_key_value_heads": heads or 1, "head_dim": head_dim}
 
 
 def _deltanet_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """flash-linear-attention's: value heads = heads, MLP of 2/3 * hidden_ratio * hidden rounded up to 256s."""
-    defaults: dict[str, Any] = {}
     heads, hidden = _size(raw, "num_heads"), _size(raw, "hidden_size")
-    if heads:
-        defaults["num_v_heads"] = heads
-    if hidden and hidden <= 1 << 20:
-        defaults["intermediate_size"] = -(-int(hidden * 4 * 2 / 3) // 256) * 256
-    return defaults
+    width = hidden if hidden and hidden <= 1 << 20 else 1
+    return {"num_v_heads": heads or 1, "intermediate_size": -(-int(width * 4 * 2 / 3) // 256) * 256}

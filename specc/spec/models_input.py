@@ -111,6 +111,8 @@ class ModelReader:
             return None
         model, prepared, findings = prepare_target(family, found.values, found.path, self.source, found.from_file)
         self.findings += findings
+        if findings and found.from_file:
+            return None
         config, findings = build(model, prepared, found.path, self.source, self.broken)
         self.findings += self.located(findings, found)
         return config

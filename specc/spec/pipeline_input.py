@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from math import isfinite
 from typing import Literal
@@ -9,16 +10,22 @@ from typing import Literal
 from specc.diagnostics import Diagnostic, error
 from specc.invariants import INVARIANT_NAMES
 from specc.spec.model import PassEntry
+from specc.spec.names import PASS_NAMES
 from specc.spec.source import Path, SourceMap
 from specc.spec.structure import build, not_a_choice, wrong_type
 from specc.spec.suggest import did_you_mean
+
+MAX_OPTION_TEXT = 200
+
+_PASS_NAME = re.compile("[a-z][a-z0-9_-]*")
+_OPTION_NAME = re.compile("[a-z][a-z0-9_]*")
 
 Passes = Literal["default"] | tuple[PassEntry, ...]
 Invariants = Literal["all"] | tuple[str, ...]
 
 
 def read_passes(raw: object, source: SourceMap, broken: Collection[Path]) -> tuple[Passes, list[Diagnostic]]:
-    """`default`, or a list whose items are names or `{name: {option: value}}` (SPC171 for other mappings)."""
+    """`default`, or a list whose items are names or `{name: {option: value}}` (SPC171 for other mappings, SPC170 for unknown passes)."""
     if raw is None or raw == "default" or ("passes",) in broken:
         return "default", []
     if isinstance(raw, str):
@@ -39,10 +46,12 @@ def read_passes(raw: object, source: SourceMap, broken: Collection[Path]) -> tup
             findings.append(_one_pass(path, source))
             continue
         ((name, options),) = item.items()
-        bad = [key for key, value in (options or {}).items() if not _scalar(value)] if isinstance(options, dict) else []
-        if bad:
-            expected = "a number, true, false or text"
-            findings += [wrong_type(expected, options[key], (*path, name, key), source) for key in bad]
+        if _PASS_NAME.fullmatch(name) and name not in PASS_NAMES:
+            findings.append(_unknown_pass(name, path, source))
+            continue
+        problems = _option_problems(options, (*path, name), source)
+        if problems:
+            findings += problems
             continue
         entry, problems = build(
             PassEntry, {"name": name, "options": {} if options is None else options}, path, source, broken
@@ -88,8 +97,39 @@ def read_invariants(raw: object, source: SourceMap, broken: Collection[Path]) ->
     return tuple(names), findings
 
 
-def _scalar(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+def _option_problems(options: object, path: Path, source: SourceMap) -> list[Diagnostic]:
+    """Options are plain names with a number, true, false, null or a short text each (SPC022, SPC025)."""
+    if options is None:
+        return []
+    if not isinstance(options, dict):
+        return [wrong_type("a mapping of options", options, path, source)]
+    findings = []
+    for key, value in options.items():
+        if not _OPTION_NAME.fullmatch(key):
+            findings.append(
+                error(
+                    "SPC025",
+                    f"`{key}` can't be an option of a pass: names have the form `{_OPTION_NAME.pattern}`",
+                    source.key_span(*path, key),
+                    label="not an allowed name",
+                )
+            )
+        plain_text = isinstance(value, str) and len(value) <= MAX_OPTION_TEXT
+        finite = isinstance(value, float) and isfinite(value)
+        if not (value is None or plain_text or finite or isinstance(value, bool | int)):
+            expected = "a number, true, false or a short text"
+            findings.append(wrong_type(expected, value, (*path, key), source))
+    return findings
+
+
+def _unknown_pass(name: str, path: Path, source: SourceMap) -> Diagnostic:
+    return error(
+        "SPC170",
+        f"unknown pass `{name}`",
+        source.span(*path),
+        label="no such pass",
+        help=did_you_mean(name, PASS_NAMES) or f"known: {', '.join(PASS_NAMES)}",
+    )
 
 
 def _one_pass(path: Path, source: SourceMap) -> Diagnostic:

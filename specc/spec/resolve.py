@@ -97,7 +97,6 @@ class _Resolver:
             self.section(raw, "sampling", Sampling),
             self.section(raw, "runtime", Runtime, lambda values: defaults.fill_runtime(values, target, draft)),
             self.section(raw, "backend", Backend),
-            passes if isinstance(passes, tuple) else None,
         )
         self.findings += [*pass_findings, *name_findings, *self.models.findings]
         self.findings += run_checks(view)

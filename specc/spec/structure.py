@@ -209,8 +209,10 @@ def _fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
 
 
 def _type_hint(expected: str, value: object) -> str:
+    if isinstance(value, float) and expected == "a whole number":
+        return f"write {int(value)}" if value.is_integer() and abs(value) < 1e18 else ""
     if not isinstance(value, str):
-        return "write it without a fraction" if expected == "a whole number" and isinstance(value, float) else ""
+        return ""
     if expected == "true or false" and value.lower() in ("on", "yes", "y", "off", "no", "n"):
         word = "true" if value.lower() in ("on", "yes", "y") else "false"
         return f"write {word}: in YAML 1.2 `{value}` is text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specc.diagnostics import Diagnostic
-from specc.spec.checks import applicability, ascend, commits, geometry, laws, pipeline, trees
+from specc.spec.checks import applicability, ascend, commits, geometry, laws, trees
 from specc.spec.checks.view import Check, View
 
 CHECKS: tuple[Check, ...] = (
@@ -27,7 +27,6 @@ CHECKS: tuple[Check, ...] = (
     laws.temperature,
     commits.length_is_for_chains,
     commits.deferred_needs,
-    pipeline.pass_names,
     ascend.if_written,
 )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specc.diagnostics import Diagnostic, error
-from specc.spec.model import Accept, Backend, Commit, Draft, PassEntry, Runtime, Sampling, Target, Verify
+from specc.spec.model import Accept, Backend, Commit, Draft, Runtime, Sampling, Target, Verify
 from specc.spec.source import SourceMap
 from specc.spec.structure import dotted
 
@@ -29,7 +29,6 @@ class View:
     sampling: Sampling | None = None
     runtime: Runtime | None = None
     backend: Backend | None = None
-    passes: tuple[PassEntry, ...] | None = None
 
     def written(self, *path: str) -> Any:
         """The value as written, or None where the key was left out or is null."""
