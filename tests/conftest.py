@@ -1,7 +1,7 @@
 """Hypothesis profiles and thread limits for the whole suite.
 
-`--hypothesis-profile quick` (the default) draws the same examples every time; `ci` draws more, `thorough`
-many and new ones. Under xdist each worker uses one thread, or the workers fight over the cores.
+HYPOTHESIS_PROFILE=quick (the default) draws the same examples every time; `ci` draws more, `thorough` many and
+new ones. Under xdist each worker uses one thread, or the workers fight over the cores.
 """
 
 from __future__ import annotations
