@@ -18,11 +18,12 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from specc.diagnostics import DiagnosticError, error
-from specc.runtime.cache import CHUNK_BYTES, sha256_of
+from specc.runtime.cache import sha256_of
 
 SCHEMES = frozenset({"http", "https", "file"})
 NOT_WORTH_RETRYING = frozenset({400, 401, 403, 404, 405, 410, 451})
 RANGE_NOT_SATISFIABLE = 416
+READ_BYTES = 1 << 16
 
 Progress = Callable[[int, int], None]
 """Called with (bytes present, bytes in all)."""
@@ -48,6 +49,10 @@ class RetryPolicy:
 
 class DownloadFailed(Exception):
     """The file did not arrive; the text says why. The `.part` is kept for the next time."""
+
+
+class _WrongRange(Exception):
+    """A partial answer that does not continue the `.part`."""
 
 
 def download(url: str, target: Path, pinned: PinnedFile, progress: Progress, policy: RetryPolicy | None = None) -> None:
@@ -79,13 +84,13 @@ def adopt(part: Path, target: Path, pinned: PinnedFile) -> None:
 
 
 def _receive_all(url: str, part: Path, pinned: PinnedFile, progress: Progress, policy: RetryPolicy) -> None:
-    """Fill `part` up to the pinned size, connecting again as long as that brings something."""
+    """Fill `part` up to the pinned size, connecting again as long as that gets further than before."""
     fruitless = 0
     problem = ""
-    while _size(part) != pinned.size:
-        if _size(part) > pinned.size:
-            part.unlink()
-        before = _size(part)
+    if _size(part) > pinned.size:
+        part.unlink()
+    furthest = _size(part)
+    while _size(part) < pinned.size:
         try:
             _receive(url, part, pinned, progress, policy.timeout)
             problem = "the connection ended early"
@@ -96,10 +101,13 @@ def _receive_all(url: str, part: Path, pinned: PinnedFile, progress: Progress, p
                 raise DownloadFailed(f"{_shown(url)}: {problem}") from None
             if refusal.code == RANGE_NOT_SATISFIABLE:
                 part.unlink(missing_ok=True)
+        except _WrongRange:
+            problem = "the server sent another range than asked for"
+            part.unlink(missing_ok=True)
         except (OSError, http.client.HTTPException, ValueError) as failure:
             problem = str(failure) or type(failure).__name__
-        if _size(part) > before:
-            fruitless = 0
+        if _size(part) > furthest:
+            furthest, fruitless = _size(part), 0
             continue
         fruitless += 1
         if fruitless >= policy.attempts:
@@ -116,7 +124,7 @@ def _receive(url: str, part: Path, pinned: PinnedFile, progress: Progress, timeo
     with urllib.request.urlopen(request, timeout=timeout) as response:
         resumes = start > 0 and response.status == 206
         if resumes and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            raise ValueError("the server sent another range than asked for")
+            raise _WrongRange
         with part.open("ab" if resumes else "wb") as file:
             _copy(response, file, start if resumes else 0, pinned, progress)
 
@@ -124,7 +132,7 @@ def _receive(url: str, part: Path, pinned: PinnedFile, progress: Progress, timeo
 def _copy(response: BinaryIO, file: BinaryIO, present: int, pinned: PinnedFile, progress: Progress) -> None:
     """Copy at most what is missing, plus one byte so that a longer file is noticed."""
     progress(present, pinned.size)
-    while present <= pinned.size and (chunk := response.read(min(CHUNK_BYTES, pinned.size + 1 - present))):
+    while present <= pinned.size and (chunk := response.read(min(READ_BYTES, pinned.size + 1 - present))):
         file.write(chunk)
         file.flush()
         present += len(chunk)

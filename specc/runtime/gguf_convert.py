@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from specc.diagnostics import DiagnosticError, error
 from specc.models.geometry import Geometry, transformer_geometry
@@ -141,7 +143,6 @@ def _config(fields: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
 
 def _write_weights(reader: Any, geometry: Geometry, folder: Path) -> None:
     import gguf
-    from safetensors.numpy import save_file
 
     entries = {entry.name: entry for entry in weight_table(geometry)}
     tensors: dict[str, FloatArray] = {}
@@ -161,7 +162,10 @@ def _write_weights(reader: Any, geometry: Geometry, folder: Path) -> None:
     wanted = {name for entry in entries.values() for name in entry.checkpoint_names(layers)}
     if wanted != set(tensors):
         raise _unexpected(f"the GGUF file lacks or repeats tensors: {sorted(wanted ^ set(tensors))[:5]}")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as problem:
+        raise OSError(str(problem)) from problem
 
 
 def _logical_name(gguf_name: str) -> tuple[str, int]:
