@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from specc.ir import ops
+from specc.ir.edit import is_loop
 from specc.ir.scope import Miss, Scope, Value
 
 aten = torch.ops.aten
@@ -137,6 +138,29 @@ def _carried_on(value: Value, table: Table) -> bool:
     stacked = place - len(layers.carried)
     whole = layers.trip is None or layers.trip == table.init.node.meta["val"].shape[0]
     return whole and stacked >= 0 and layers.stacked_out[stacked] is value.node
+
+
+def carried_write(token: Scope, place: int) -> Write | None:
+    """The write that carried value `place` of a loop comes back as; None where it is not such a table."""
+    assert token.loop is not None
+    if not isinstance(token.loop.carried_out[place], Node):
+        return None
+    value = Value(token, token.loop.carried_out[place]).resolved()
+    source = value.node.args[0] if value.node.target is operator.getitem else None
+    if isinstance(source, Node) and is_loop(source):
+        inner = next(scope for scope in value.scope.inner() if scope.loop is not None and scope.loop.node is source)
+        assert inner.loop is not None
+        number = value.node.args[1]
+        assert isinstance(number, int)
+        stacked = number - len(inner.loop.carried)
+        if stacked < 0 or not isinstance(inner.loop.stacked_out[stacked], Node):
+            return None
+        value = Value(inner, inner.loop.stacked_out[stacked])
+    try:
+        write = write_of(value, token)
+    except Miss:
+        return None
+    return write if write.table.place == place else None
 
 
 def _plus(value: Value) -> tuple[Value, int] | None:

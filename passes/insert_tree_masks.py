@@ -1,0 +1,350 @@
+"""insert-tree-masks: per-node path gathers become masked reads of all nodes.
+
+    loop token t:                                     mask = ancestor_mask(parent + 1, valid)         [B,N,N]
+        depth = depth_table[parent[t]] + 1            depth = mask.sum(-1) - 1                        [B,N]
+        path  = path_table[parent[t]] + self    ->    loop token t:
+        loop layer: attend(k_table[path], …)              loop layer: attend(k_table, …, mask[t])
+
+Facts that are proved on the data flow before anything is changed: depth is the recurrence depth[parent] + 1 with -1 for
+the committed context, so it counts proper ancestors; path is the recurrence path[parent] with the node itself at place
+depth, so its valid entries are the ancestors and self; K and V are read along that path, at the rows which the nodes'
+own iterations wrote. What is assumed, because a graph can't show it: parent[i] < i (I1) and depth < the path's width
+(the draft's contract, I7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx import GraphModule, Node
+
+from specc.ir import ops
+from specc.ir.build import fake_mode
+from specc.ir.clone import clone
+from specc.ir.dims import is_symbolic
+from specc.ir.edit import Editor, LoopParts, finish, loop_parts, retype
+from specc.ir.loop import slice_operand, trip_count
+from specc.ir.prune import prune
+from specc.ir.scope import Miss, Scope, Value, named_arguments, with_arguments
+from specc.manager import Note, Pass, PassContext, PassResult
+from specc.passes.tables import (
+    RowNumber,
+    Write,
+    check_layout,
+    enclosing_token_loop,
+    filled_with,
+    read_rows,
+    row_number,
+    squeezed,
+    token_offset,
+    write_of,
+)
+from specc.passes.tree_masked import is_ancestor_mask
+from specc.program import INDEX_SAFE, TREE_MASKED, DecodeProgram
+
+aten = torch.ops.aten
+NAME = "insert-tree-masks"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The parent of each node as operands of the token loop: `parent` [B,N], `valid` [B,N] or None (all valid)."""
+
+    parent: Node
+    valid: Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRead:
+    """One attention over a node's own path: what it reads and the proof's parts."""
+
+    attention: Value
+    keys: Write
+    values: Write
+    depth: Value
+    parent: Parent
+
+
+def _slice_operand(value: Value, token: Scope) -> Node:
+    role = token.role(value.node)
+    if role is None or role[0] != "slice" or token.loop is None:
+        raise Miss(f"`{value.node.name}` is not a slice of the token loop")
+    operand = token.loop.sliced[role[1]]
+    assert isinstance(operand, Node)
+    return operand
+
+
+def _parent_of(number: RowNumber, token: Scope) -> Parent:
+    """parent, or where(valid, parent, -1), both slices of the token loop."""
+    base = number.base
+    if not base.calls(aten.where.self):
+        return Parent(_slice_operand(base, token), None)
+    valid, parent, other = (base.at(argument) for argument in base.node.args)
+    if not filled_with(other, -1):
+        raise Miss(f"`{base.node.name}` is not where(valid, parent, -1)")
+    return Parent(_slice_operand(parent, token), _slice_operand(valid, token))
+
+
+def _recurrence(value: Value, above: Value, token: Scope, trip: int) -> Parent:
+    """Proves `above` = table[parent] for the table that `value` [B,1,…] is written into; all rows start at -1."""
+    table, number = read_rows(above)
+    writes = []
+    for user in value.node.users:
+        for written in user.users if user.target is aten.squeeze.dim else ():
+            if written.target is aten.select_scatter.default and written.args[0] is table.node:
+                writes.append(write_of(Value(value.scope, written), token))
+    if len(writes) != 1 or not writes[0].row.same(value):
+        raise Miss(f"`{value.node.name}` is not written back into the table that `{above.node.name}` reads")
+    check_layout(above.node.name, writes[0], number, trip)
+    if not filled_with(writes[0].table.init, -1):
+        raise Miss(f"the table that `{above.node.name}` reads does not start at -1 in every row")
+    return _parent_of(number, token)
+
+
+def _depth(value: Value, token: Scope, trip: int) -> Parent:
+    """Proves depth = depth_table[parent] + 1, -1 for the committed context."""
+    node = value.node
+    if not value.calls(aten.add.Tensor) or node.args[1] != 1 or node.kwargs:
+        raise Miss(f"`{node.name}` is not the parent's depth + 1")
+    return _recurrence(value, value.at(node.args[0]), token, trip)
+
+
+def _path(value: Value, token: Scope, trip: int) -> tuple[Value, Parent]:
+    """Proves path = where(column == depth, self, path_table[parent]); returns the depth node and the parent."""
+    name = value.node.name
+    if not value.calls(aten.where.self):
+        raise Miss(f"`{name}` does not extend the parent's path by the node itself")
+    here, own, above = (value.at(argument) for argument in value.node.args)
+    if not own.calls(aten.full_like.default) or token_offset(own, own.node.args[1], token) != 0:
+        raise Miss(f"`{name}` does not put the node's own number into its path")
+    if not here.calls(aten.eq.Tensor):
+        raise Miss(f"`{name}` does not extend the parent's path at one place")
+    sides = [here.at(argument) for argument in here.node.args]
+    sides.sort(key=lambda side: not side.calls(ops.iota))
+    column, place = sides
+    if not column.calls(ops.iota) or not place.calls(aten.unsqueeze.default) or place.node.args[1] not in (-1, 2):
+        raise Miss(f"`{name}` does not extend the parent's path at place depth")
+    depth = place.at(place.node.args[0])
+    parent = _recurrence(value, above, token, trip)
+    if _depth(depth, token, trip) != parent:
+        raise Miss(f"depth and path of `{name}` follow different parents")
+    return depth, parent
+
+
+def _lanes(value: Value) -> Value:
+    """x where the value equals x wherever x >= 0: the mask hides negative entries, so clamps of them don't matter."""
+    if value.calls(aten.clamp_min.default, aten.clamp.default) and tuple(value.node.args[1:]) == (0,):
+        return value.at(value.node.args[0])
+    if value.calls(aten.where.self):
+        test, yes, no = (value.at(argument) for argument in value.node.args)
+        if _is_valid_mask(test, yes):
+            return yes
+        if test.calls(aten.lt.Scalar) and test.node.args[1] == 0 and test.at(test.node.args[0]).same(no):
+            return no
+    return value
+
+
+def _is_valid_mask(mask: Value, path: Value) -> bool:
+    """mask = path >= 0."""
+    limit = 0 if mask.calls(aten.ge.Scalar) else -1 if mask.calls(aten.gt.Scalar) else None
+    return limit is not None and bool(mask.node.args[1] == limit) and mask.at(mask.node.args[0]).same(path)
+
+
+def _path_rows(value: Value, token: Scope, trip: int) -> tuple[Write, Value]:
+    """A read table[batch, path]: the table's write and the path [B,1,P], shifts checked."""
+    table, number = read_rows(value)
+    write = write_of(table, token)
+    base, shift, wrap = number.base, number.shift, number.wrap
+    if base.calls(aten.squeeze.dim):
+        inner = row_number(squeezed(base))
+        base, shift, wrap = inner.base, shift + inner.shift, wrap or inner.wrap
+    if shift != write.shift:
+        check_layout(value.node.name, write, RowNumber(base, shift, wrap), trip)
+    return write, _lanes(base)
+
+
+def match_read(attention: Value, token: Scope, trip: int) -> TreeRead:
+    """Proves that a tree_attention reads the K and V rows of the token's ancestors and itself. Raises Miss."""
+    arguments = named_arguments(attention.node)
+    keys, path = _path_rows(attention.at(arguments["k_new"]), token, trip)
+    values, other = _path_rows(attention.at(arguments["v_new"]), token, trip)
+    if not path.same(other):
+        raise Miss("K and V are read along different paths (I27)")
+    if keys.shift != values.shift or keys.table.rows != values.table.rows:
+        raise Miss("K and V rows of one node lie at different rows (I27)")
+    if not _is_valid_mask(attention.at(arguments["mask"]), path):
+        raise Miss("the attention's mask is not `path >= 0`")
+    depth, parent = _path(path, token, trip)
+    return TreeRead(attention, keys, values, depth, parent)
+
+
+def _attentions(token: Scope, target: object) -> list[Value]:
+    """Calls of an op in a token loop, those of token loops further inside left out."""
+    scopes = [scope for scope in token.walk() if enclosing_token_loop(scope) is token]
+    return [Value(scope, node) for scope in scopes for node in scope.module.graph.nodes if node.target is target]
+
+
+def add_operand(loop: Node, kind: str, operand: Node, name: str) -> Node:
+    """Hands one more slice or invariant into a loop; returns the body's new placeholder."""
+    parts = loop_parts(loop)
+    groups = {"sliced": parts.carried_inside + parts.sliced_inside, "invariant": parts.inside}
+    before = groups[kind][-1] if groups[kind] else parts.index
+    with parts.body.graph.inserting_after(before):
+        made = parts.body.graph.placeholder(name)
+    value = operand.meta["val"]
+    if kind == "sliced":
+        with fake_mode():
+            value = slice_operand(parts.axis, value, 0)
+    made.meta.update(val=value, keys=operand.meta.get("keys", ()), passes=operand.meta.get("passes", ()))
+    arguments = list(loop.args)
+    place = 4 if kind == "sliced" else 5
+    arguments[place] = [*arguments[place], operand]  # type: ignore[misc]
+    loop.args = tuple(arguments)
+    return made
+
+
+def _tree_tensors(module: GraphModule, loop: Node, parent: Parent, keys: Node) -> tuple[Node, Node]:
+    """mask [B,N,N] and depth [B,N], computed before the loop."""
+    editor = Editor(module, NAME)
+    with editor.before(loop, keys):
+        row = editor.call(aten.add.Tensor, parent.parent, 1, name="parent_row")
+        valid = parent.valid
+        if valid is None:
+            valid = editor.call(aten.ones_like.default, parent.parent, dtype=torch.bool, name="all_valid")
+        mask = editor.call(ops.ancestor_mask, row, valid, name="mask")
+        count = editor.call(aten.sum.dim_IntList, mask, [-1], name="path_length")
+        return mask, editor.call(aten.sub.Tensor, count, 1, name="depth")
+
+
+def _hand_in(scope: Scope, token: Scope, mask: Node) -> Node:
+    """The token's mask row [B,1,N] inside `scope`, handed through the loops between."""
+    if scope is token:
+        return mask
+    assert scope.parent is not None
+    assert scope.loop is not None
+    return add_operand(scope.loop.node, "invariant", _hand_in(scope.parent, token, mask), "mask")
+
+
+def _rewrite_loop(token: Scope, reads: list[TreeRead], nodes: int) -> None:
+    assert token.loop is not None
+    assert token.parent is not None
+    first = reads[0]
+    loop = token.loop.node
+    mask, depth = _tree_tensors(token.parent.module, loop, first.parent, first.depth.node)
+    mask_row = add_operand(loop, "sliced", mask, "mask")
+    own_depth = add_operand(loop, "sliced", depth, "depth")
+    for old in {read.depth.node: read for read in reads}:
+        old.replace_all_uses_with(own_depth, propagate_meta=False)
+    masks: dict[Scope, Node] = {}
+    for read in reads:
+        scope, node = read.attention.scope, read.attention.node
+        if scope not in masks:
+            masks[scope] = _hand_in(scope, token, mask_row)
+        editor = Editor(scope.module, NAME)
+        given = named_arguments(node)
+        with editor.before(node):
+            rows = [_all_rows(editor, given[name], write.shift, nodes) for name, write in _written(read)]
+            made = editor.call(
+                node.target,  # type: ignore[arg-type]
+                *with_arguments(node, k_new=rows[0], v_new=rows[1], mask=masks[scope]),
+                name=node.name,
+            )
+        editor.replace(node, made)
+
+
+def _written(read: TreeRead) -> tuple[tuple[str, Write], tuple[str, Write]]:
+    return ("k_new", read.keys), ("v_new", read.values)
+
+
+def _all_rows(editor: Editor, gathered: Node, shift: int, nodes: int) -> Node:
+    """The rows of all nodes: the table without the committed context's row."""
+    table = gathered.args[0]
+    assert isinstance(table, Node)
+    return editor.call(aten.narrow.default, table, 1, shift, nodes, name="node_rows")
+
+
+def _chain_note(token: Scope, graph: str) -> Note | None:
+    """What to say of a token loop without tree attention."""
+    chains = _attentions(token, ops.causal_attention)
+    if not chains:
+        return None
+    for value in chains:
+        offset = token_offset(value, named_arguments(value.node)["offset"], token)
+        if offset != 0:
+            message = f"`{value.node.name}` is causal, but not from the token's own number on"
+            return Note(NAME, graph, message, False, tuple(value.node.meta.get("keys", ())))
+    keys = tuple(chains[0].node.meta.get("keys", ()))
+    return Note(NAME, graph, "a chain: row t sees rows 0..t, masked causally without a mask tensor", False, keys)
+
+
+def _is_masked(attention: Value) -> bool:
+    return is_ancestor_mask(attention.at(named_arguments(attention.node)["mask"]))
+
+
+def _loop_trip(parts: LoopParts) -> int:
+    return trip_count(parts.axis, parts.trip, [operand.meta["val"] for operand in parts.sliced])
+
+
+def _visit(token: Scope, graph: str) -> tuple[bool, list[Note]]:
+    """Rewrites one token loop in place where all its tree reads match."""
+    assert token.loop is not None
+    attentions = [value for value in _attentions(token, ops.tree_attention) if not _is_masked(value)]
+    if not attentions:
+        note = _chain_note(token, graph)
+        return False, [] if note is None else [note]
+    trip = _loop_trip(token.loop)
+    keys = tuple(attentions[0].node.meta.get("keys", ()))
+    try:
+        if is_symbolic(trip):
+            raise Miss("the number of nodes is not fixed, so no mask [B,N,N] can be built")
+        reads = [match_read(value, token, trip) for value in attentions]
+        if any(read.parent != reads[0].parent for read in reads):
+            raise Miss("attentions of one loop follow different parents")
+    except Miss as miss:
+        return False, [Note(NAME, graph, str(miss), False, keys)]
+    _rewrite_loop(token, reads, trip)
+    message = (
+        f"path gathers of {len(reads)} attention(s) became masked reads of {trip} nodes; depth = mask.sum(-1) - 1; "
+        "assumes parent[i] < i (I1) and paths no longer than the path table's width (I7)"
+    )
+    return True, [Note(NAME, graph, message, True, keys)]
+
+
+def insert_tree_masks(module: GraphModule, graph: str = "") -> tuple[GraphModule, tuple[Note, ...]]:
+    """A copy of the module with the path gathers of its token loops replaced by ancestor masks, and notes: what fired,
+    and for each near miss the reason why not. `graph` names the module in the notes."""
+    work = clone(module)
+    notes: list[Note] = []
+    changed = False
+    for scope in list(Scope(work).walk()):
+        if scope.loop is not None and scope.loop.axis == "token":
+            fired, found = _visit(scope, graph)
+            changed |= fired
+            notes.extend(found)
+    if changed:
+        prune(work)
+        retype(work)
+    return finish(work), tuple(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertTreeMasks(Pass):
+    """Path gathers become ancestor-masked reads in every step graph."""
+
+    name: ClassVar[str] = NAME
+    requires: ClassVar[frozenset[str]] = frozenset({INDEX_SAFE})
+    establishes: ClassVar[frozenset[str]] = frozenset({TREE_MASKED})
+    preserves: ClassVar[frozenset[str]] = frozenset({INDEX_SAFE})
+
+    def run(self, program: DecodeProgram, ctx: PassContext) -> PassResult:
+        """Visits every graph; graphs without token loops come back as they are."""
+        notes: list[Note] = []
+        graphs = {}
+        for name, module in program.graphs.items():
+            made, found = insert_tree_masks(module, name)
+            notes.extend(found)
+            if any(note.fired for note in found):
+                graphs[name] = made
+        return PassResult(program.with_graphs(**graphs), bool(graphs), tuple(notes))
