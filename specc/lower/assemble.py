@@ -10,10 +10,10 @@ from specc.lower.accept import lower_accept
 from specc.lower.commit import CommitConfig, lower_commit, lower_flush
 from specc.lower.config import AcceptConfig, DraftConfig
 from specc.lower.context import LowerContext
-from specc.lower.drafts import draft_slots, draft_weights, lower_draft
+from specc.lower.drafts import draft_info, draft_slots, draft_weights, lower_draft
 from specc.lower.from_spec import accept_config, commit_config, draft_config, program_attributes
-from specc.lower.transformer import ModelInfo
 from specc.lower.prefill import lower_decode, lower_prefill
+from specc.lower.transformer import ModelInfo
 from specc.lower.verify import lower_verify
 from specc.program import DecodeProgram, Slot, Weight
 from specc.spec.model import Spec
@@ -32,20 +32,17 @@ def _context(spec: Spec, draft: DraftConfig) -> LowerContext:
     geometry = spec.target.geometry
     nodes, longest = spec.num_nodes, spec.runtime.max_sequence_length
     capacity = longest + nodes
-    weights: dict[str, Weight] = declare.target_weights(geometry, dtype)
-    weights |= draft_weights(draft, geometry, dtype)
+    target_weights = declare.target_weights(geometry, dtype)
+    weights: dict[str, Weight] = target_weights | draft_weights(draft, dtype)
     slots: dict[str, Slot] = declare.control_slots()
     slots |= declare.cache_slots(geometry, capacity, dtype)
     slots |= declare.candidate_slots(geometry, nodes, dtype)
-    slots |= draft_slots(draft, geometry, capacity, spec.max_path, dtype)
-    drafter = None
-    if draft.geometry is not None:
-        drafter = ModelInfo(draft.geometry, "draft_", dtype, weights)
+    slots |= draft_slots(draft, capacity, spec.max_path, dtype)
     return LowerContext(
         slots=slots,
         weights=weights,
-        target=ModelInfo(geometry, "", dtype, weights),
-        drafter=drafter,
+        target=ModelInfo(geometry, "", dtype, target_weights),
+        drafter=draft_info(draft, dtype),
         nodes=nodes,
         max_path=spec.max_path,
         chain=spec.is_chain,

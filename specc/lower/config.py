@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specc.models.geometry import EagleGeometry, Geometry
+
 DraftMethod = Literal["none", "prompt_lookup", "draft_model", "eagle3"]
 TreeShape = Literal["chain", "static", "dynamic"]
 AcceptMethod = Literal["greedy", "rejection", "typical"]
@@ -19,6 +21,7 @@ class DraftConfig:
     and `min_log_prob` prune by cumulative log-probability (None: off). `window` limits the drafter's context (0:
     all). `draws`: children are drawn from the drafter at `temperature` instead of taken by rank, and their law is
     a result (`q_probs`); that is what the rejection rule `true_q` needs, and it excludes pruning and dynamic trees.
+    `geometry` is the draft model's, `eagle` the EAGLE-3 head's.
     """
 
     method: DraftMethod = "none"
@@ -34,6 +37,8 @@ class DraftConfig:
     window: int = 0
     draws: bool = False
     temperature: float = 1.0
+    geometry: Geometry | None = None
+    eagle: EagleGeometry | None = None
 
     def __post_init__(self) -> None:
         pruned = self.margin is not None or self.min_log_prob is not None
@@ -67,5 +72,5 @@ class AcceptConfig:
 
     @property
     def uses_draft_law(self) -> bool:
-        """Whether `accept` reads `q_probs`, so that drafts must be drawn (`DraftConfig.draws`)."""
+        """Whether drafts must be drawn (`DraftConfig.draws`) and `accept` reads `q_probs`."""
         return self.walk == "rejection" and self.rule == "true_q"

@@ -28,13 +28,15 @@ def accept_config(spec: Spec) -> AcceptConfig:
 def commit_config(spec: Spec) -> CommitConfig:
     """How accepted rows are committed."""
     chain = spec.is_chain and spec.commit.update == "immediate"
-    return CommitConfig(kv=spec.commit.kv or ("length" if chain else "path_index"), fast_reorder=spec.commit.fast_reorder)
+    kv = spec.commit.kv or ("length" if chain else "path_index")
+    return CommitConfig(kv=kv, fast_reorder=spec.commit.fast_reorder)
 
 
 def draft_config(spec: Spec) -> DraftConfig:
     """The drafter; chains have top_k 1."""
     draft = spec.draft
     ngram, prune = draft.ngram, draft.prune
+    draws = accept_config(spec).uses_draft_law
     return DraftConfig(
         method=draft.method,
         tree="chain" if spec.is_chain else draft.tree,
@@ -47,6 +49,8 @@ def draft_config(spec: Spec) -> DraftConfig:
         margin=prune.path_log_prob_margin if prune else None,
         min_log_prob=prune.min_path_log_prob if prune else None,
         window=draft.window,
+        draws=draws,
+        temperature=spec.sampling.temperature or 1.0,
         geometry=spec.draft_geometry,
         eagle=spec.eagle_geometry,
     )

@@ -34,9 +34,7 @@ def target_probs(b: GraphBuilder, accept: AcceptConfig, logits: Node, name: str 
     """
     dtype = compute_dtype(logits.meta["val"].dtype)
     temperature = accept.temperature or 1.0
-    return b.call(
-        ops.sampling_probs, logits, float(temperature), accept.top_k, float(accept.top_p), dtype, name=name
-    )
+    return b.call(ops.sampling_probs, logits, float(temperature), accept.top_k, float(accept.top_p), dtype, name=name)
 
 
 def at_token(b: GraphBuilder, table: Node, token: Node, name: str | None = None) -> Node:

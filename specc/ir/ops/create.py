@@ -18,7 +18,7 @@ def batch_index(like: torch.Tensor) -> torch.Tensor:
 
 @op(
     "iota(Tensor like, int size) -> Tensor",
-    fake=lambda like, size: like.new_empty((size,), dtype=torch.int64),
+    fake=lambda like, size: like.new_empty((like.shape[1] if size == -2 else size,), dtype=torch.int64),
 )
 def iota(like: torch.Tensor, size: int) -> torch.Tensor:
     """int64 [size] = 0, 1, … on the device of `like`; size -2 stands for like.shape[1]."""
