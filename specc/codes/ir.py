@@ -68,4 +68,27 @@ IR_CODES: tuple[Code, ...] = (
         "After plan-buffers slots are written in place. An op that reads a slot below such a write sees the new rows "
         "where the program means the old ones. Only ops declared for it may.",
     ),
+    Code(
+        "SPC320",
+        "index that may be negative where the op does not wrap around",
+        "gather, index_select, scatter, index_copy, index_add and embedding raise on a negative index in eager torch, "
+        "and a compiled kernel reads or writes foreign memory. Say what -1 means in the range of the input that it "
+        "comes from: `pad` makes the result masked, `committed` asks for a dummy root row; or clamp it yourself.",
+        "def f(table, parent):  # parent in [-1, 15]\n    return table.gather(1, parent)\n",
+    ),
+    Code(
+        "SPC321",
+        "index that may be past the end",
+        "The interval of the index is not inside [-size, size). The message shows the interval and the nodes it comes "
+        "from; declare a narrower range of the input, or clamp the index.",
+        "def f(table, i):  # table [4, 8], i in [0, 4]\n    return table[i]\n",
+    ),
+    Code(
+        "SPC322",
+        "index of which nothing is known",
+        "The index comes from an integer input without a declared range, or from an op whose values the analysis does "
+        "not know; or the graph carries no shapes. Declare the range of the input (`ranges={'i': (-1, 15)}`), and give "
+        "example inputs for a graph made by symbolic_trace.",
+        "def f(table, i):  # nothing declared about i\n    return table[i]\n",
+    ),
 )

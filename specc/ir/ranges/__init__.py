@@ -1,4 +1,4 @@
-"""Integer interval analysis: `analyse(module, ranges)`, and the index operands of a graph with their proof obligations."""
+"""Integer interval analysis (`analyse`), and the index operands of a graph with what must be proved of them."""
 
 from __future__ import annotations
 

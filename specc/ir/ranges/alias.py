@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch.fx import GraphModule, Node
 
-from specc.ir.edit import is_impure, is_loop
+from specc.ir.edit import is_impure, is_loop, loop_parts
 from specc.ir.ranges.calls import call_of
 from specc.ir.ranges.rules import RULES
 
 # Results of these never share storage with an operand. Every other op may return a view of its tensor operands.
-_FRESH = frozenset(RULES) - frozenset(
+_VIEW_NAMES = (
     "view reshape expand expand_as unsqueeze squeeze permute transpose t flatten unflatten select slice narrow movedim "
     "diagonal contiguous detach alias unfold ravel broadcast_to view_as reshape_as swapdims cpu cuda lift_fresh "
     "pin_memory positive split split_with_sizes chunk unbind tensor_split hsplit vsplit broadcast_tensors getitem to "
-    "type long int short char byte bool type_as getattr".split()
+    "type long int short char byte bool type_as getattr"
 )
+_VIEWS = frozenset(_VIEW_NAMES.split())
 
 
 def written_groups(module: GraphModule, salt: int) -> dict[Node, int]:
     """Nodes whose storage may be written in place -> a number per storage (unique with `salt` across modules).
 
-    Empty for a graph with value semantics.
+    Empty for a graph with value semantics. A loop shares no storage unless its body writes; then the operands that
+    it writes, and the results that are those operands, do.
     """
-    writers = [node for node in module.graph.nodes if _writes(node)]
-    if not writers:
+    if not any(_writes(node) for node in module.graph.nodes):
         return {}
     parent: dict[Node, Node] = {}
 
@@ -32,16 +35,16 @@ def written_groups(module: GraphModule, salt: int) -> dict[Node, int]:
             node = parent[node]
         return node
 
+    written: list[Node] = []
     for node in module.graph.nodes:
-        call = call_of(node)
-        fresh = call is not None and not call.in_place and call.name in _FRESH
-        if node.op in ("placeholder", "get_attr", "output") or fresh:
+        if node.op in ("placeholder", "get_attr", "output"):
             continue
-        operands = node.all_input_nodes[:1] if call is not None and call.in_place else node.all_input_nodes
-        for operand in operands:
-            parent[find(operand)] = find(node)
-    roots = {find(operand) for node in writers for operand in _written(node)}
-    numbers = {root: salt * 1_000_000 + position for position, root in enumerate(sorted(roots, key=str))}
+        for one, other in _shared(node, salt):
+            parent[find(one)] = find(other)
+        written += _written(node, salt)
+    order = {node: position for position, node in enumerate(module.graph.nodes)}
+    roots = sorted({find(node) for node in written}, key=order.__getitem__)
+    numbers = {root: salt * 1_000_000 + position for position, root in enumerate(roots)}
     return {node: numbers[find(node)] for node in module.graph.nodes if find(node) in numbers}
 
 
@@ -52,6 +55,52 @@ def _writes(node: Node) -> bool:
     return call is not None and call.in_place
 
 
-def _written(node: Node) -> list[Node]:
-    """A loop whose body writes may write any of its operands."""
-    return node.all_input_nodes if is_loop(node) else node.all_input_nodes[:1]
+def _shared(node: Node, salt: int) -> Iterator[tuple[Node, Node]]:
+    """Pairs of nodes that may share storage because of `node`."""
+    if is_loop(node):
+        yield from _shared_by_loop(node, salt)
+        return
+    call = call_of(node)
+    if call is not None and is_loop_result(node):
+        return
+    if call is not None and not call.in_place and call.name in RULES and call.name not in _VIEWS:
+        return
+    operands = node.all_input_nodes[:1] if call is not None and call.in_place else node.all_input_nodes
+    for operand in operands:
+        yield operand, node
+
+
+def is_loop_result(node: Node) -> bool:
+    """`getitem` of a loop."""
+    source = node.args[0] if node.args else None
+    return isinstance(source, Node) and is_loop(source)
+
+
+def _written(node: Node, salt: int) -> list[Node]:
+    if not _writes(node):
+        return []
+    if not is_loop(node):
+        return node.all_input_nodes[:1]
+    parts = loop_parts(node)
+    groups = written_groups(parts.body, salt + 1)
+    return [
+        operand
+        for inside, operand in zip(parts.inside, parts.operands, strict=True)
+        if inside in groups and isinstance(operand, Node)
+    ]
+
+
+def _shared_by_loop(node: Node, salt: int) -> Iterator[tuple[Node, Node]]:
+    if not is_impure(node):
+        return
+    parts = loop_parts(node)
+    groups = written_groups(parts.body, salt + 1)
+    first: dict[int, Node] = {}
+    for inside, operand in zip(parts.inside, parts.operands, strict=True):
+        if inside in groups and isinstance(operand, Node):
+            yield operand, first.setdefault(groups[inside], operand)
+    results = parts.results()
+    for position, value in enumerate((*parts.carried_out, *parts.stacked_out)):
+        if isinstance(value, Node) and value in groups and groups[value] in first:
+            for result in results.get(position, []):
+                yield result, first[groups[value]]

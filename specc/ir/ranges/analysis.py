@@ -21,8 +21,8 @@ from specc.ir.port import Port, ValueRange
 from specc.ir.ranges import interval as iv
 from specc.ir.ranges import rules_move  # noqa: F401  (registers rules)
 from specc.ir.ranges.alias import written_groups
-from specc.ir.ranges.bounds import ZERO, integer, of_declared, of_size
-from specc.ir.ranges.calls import Call, call_of, dtype_of, is_integral, shape_of, value
+from specc.ir.ranges.bounds import of_declared, of_size
+from specc.ir.ranges.calls import Call, call_of, dtype_of, is_integral, value
 from specc.ir.ranges.interval import EVERYTHING, Interval, exactly
 from specc.ir.ranges.refine import ELEMENTWISE, MAX_DEPTH, Known, constraints
 from specc.ir.ranges.rules import RULES, Value
@@ -33,12 +33,17 @@ _SETTLE, _NARROW, _WRITE_ROUNDS = 3, 2, 4
 
 
 class Ranges:
-    """The result: `of(node)` for any node of the module or of a loop body in it."""
+    """The result: `of(node)` for any node of the module or of a loop body in it.
 
-    def __init__(self, values: Mapping[Node, Value], outer: Mapping[Node, Node], module: GraphModule) -> None:
+    `outer` maps a body's placeholder to the operand outside; `declared` holds the inputs whose range was declared.
+    """
+
+    def __init__(
+        self, values: Mapping[Node, Value], outer: Mapping[Node, Node], declared: frozenset[Node] = frozenset()
+    ) -> None:
         self.values = values
         self.outer = outer
-        self.module = module
+        self.declared = declared
 
     def of(self, argument: Any) -> Interval:
         """Interval of a node, number or bool; everything for what isn't an integer."""
@@ -57,7 +62,7 @@ def analyse(module: GraphModule, ranges: Declared | None = None) -> Ranges:
     run = _Run(dict(ranges or {}))
     inputs = {node: run.declared(node) for node in module.graph.nodes if node.op == "placeholder"}
     run.graph(module, inputs)
-    return Ranges(run.values, run.outer, module)
+    return Ranges(run.values, run.outer, frozenset(run.found))
 
 
 class _Run:
@@ -70,6 +75,7 @@ class _Run:
         self.groups: dict[Node, int] = {}
         self.written: dict[int, Interval] = {}
         self.known: Known = {}
+        self.found: set[Node] = set()
         self._grouped: set[GraphModule] = set()
 
     def declared(self, node: Node) -> Value:
@@ -80,6 +86,7 @@ class _Run:
             keys = [f"{port.kind}:{port.name}", *keys]
         for key in keys:
             if key in self.ranges:
+                self.found.add(node)
                 return iv.declared(self.ranges[key])
         fake = value(node)
         if isinstance(fake, (tuple, list)):
@@ -114,7 +121,7 @@ class _Run:
 
     def _joined(self, node: Node, held: Value) -> Value:
         """The value of a node whose storage is written: what all aliases hold at any time."""
-        if node not in self.groups or not is_integral(node):
+        if node not in self.groups or not is_integral(node) or is_loop(node):
             return held
         group = self.groups[node]
         one = held if isinstance(held, Interval) else EVERYTHING
@@ -203,9 +210,23 @@ class _Run:
         for placeholder, operand in zip(parts.inside, parts.operands, strict=True):
             if isinstance(operand, Node):
                 self.outer[placeholder] = operand
+        result = self._fixed_point(parts)
+        self._written_inside(parts)
+        return result
+
+    def _written_inside(self, parts: LoopParts) -> None:
+        """What a body writes into its operands is written into the operands outside."""
+        for placeholder, operand in zip(parts.inside, parts.operands, strict=True):
+            held = self.written.get(self.groups.get(placeholder, -1))
+            if held is not None and isinstance(operand, Node) and operand in self.groups:
+                group = self.groups[operand]
+                self.written[group] = iv.join(self.written.get(group, held), held)
+
+    def _fixed_point(self, parts: LoopParts) -> Value:
         start = [self.operand(item) for item in parts.carried]
         count = len(start)
-        fixed = [_sliced(self.operand(item)) for item in parts.sliced] + [self.operand(item) for item in parts.invariant]
+        fixed = [_sliced(self.operand(item)) for item in parts.sliced]
+        fixed += [self.operand(item) for item in parts.invariant]
         trip = iv.exactly(parts.trip) if parts.trip is not None else self._trip(parts)
         everywhere = iv.up_to(trip.high)
 
@@ -244,9 +265,7 @@ class _Run:
             after = [_join(old, new) for old, new in zip(state, results[:count], strict=True)]
             if after == state:
                 break
-            state = [
-                _widen(old, new, node) for old, new, node in zip(state, after, parts.carried_inside, strict=True)
-            ]
+            state = [_widen(old, new, node) for old, new, node in zip(state, after, parts.carried_inside, strict=True)]
         for _ in range(_NARROW):
             state = [_join(old, new) for old, new in zip(start, results[:count], strict=True)]
             results = visit(state, everywhere)

@@ -70,6 +70,9 @@ class Bound:
             return False
         return _never_negative((other - self).terms)
 
+    def __ge__(self, other: Bound) -> bool:
+        return other <= self
+
     def __str__(self) -> str:
         if self.infinite:
             return "-inf" if self.infinite < 0 else "inf"

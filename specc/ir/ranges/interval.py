@@ -32,7 +32,7 @@ class Interval:
 
     def __post_init__(self) -> None:
         """Where -1 is impossible it has no meaning."""
-        if self.sentinels and ZERO <= self.low:
+        if self.sentinels and self.low >= ZERO:
             object.__setattr__(self, "sentinels", frozenset())
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ def subtract(left: Interval, right: Interval) -> Interval:
 def multiply(left: Interval, right: Interval) -> Interval:
     """x * y, from the four corners. An end of unknown sign times an infinity gives everything."""
     ends = (left.low, left.high, right.low, right.high)
-    if any(end.infinite for end in ends) and not all(end <= ZERO or ZERO <= end for end in ends):
+    if any(end.infinite for end in ends) and not all(end <= ZERO or end >= ZERO for end in ends):
         return EVERYTHING
     corners = [first * second for first in (left.low, left.high) for second in (right.low, right.high)]
     return Interval(reduce(below, corners), reduce(above, corners))
@@ -150,7 +150,7 @@ def floor_divide(left: Interval, right: Interval) -> Interval:
         return floor_divide(negate(left), exactly(-divisor))
     if divisor:
         return Interval(_divide_end(left.low, divisor, up=False), _divide_end(left.high, divisor, up=True))
-    if ONE <= right.low:
+    if right.low >= ONE:
         return Interval(below(left.low, ZERO), above(left.high, ZERO))
     return EVERYTHING
 
@@ -158,16 +158,16 @@ def floor_divide(left: Interval, right: Interval) -> Interval:
 def truncate_divide(left: Interval, right: Interval) -> Interval:
     """x / y towards zero: floor division, and one more for negative x."""
     divided = floor_divide(left, right)
-    if ZERO <= left.low and ZERO <= right.low:
+    if left.low >= ZERO and right.low >= ZERO:
         return divided
     return Interval(divided.low, divided.high + ONE)
 
 
 def remainder(left: Interval, right: Interval) -> Interval:
     """Python's x % y: the sign of y. [0, y - 1] for positive y, x itself where it is already there."""
-    if ONE <= right.low:
+    if right.low >= ONE:
         whole = Interval(ZERO, right.high - ONE)
-        return left.plain() if ZERO <= left.low and left.high <= right.low - ONE else whole
+        return left.plain() if left.low >= ZERO and left.high <= right.low - ONE else whole
     if right.high <= integer(-1):
         return Interval(right.low + ONE, ZERO)
     return EVERYTHING
@@ -196,7 +196,7 @@ def _ordered(result: Interval, left: Interval, right: Interval) -> Interval:
 
 def absolute(value: Interval) -> Interval:
     """|x|."""
-    if ZERO <= value.low:
+    if value.low >= ZERO:
         return value
     if value.high <= ZERO:
         return negate(value)

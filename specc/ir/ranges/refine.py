@@ -17,10 +17,11 @@ _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "e
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 # Elementwise ops keep the alignment of trailing dims, so what holds for an element of a condition holds for the
 # elements of other operands that broadcast with it. Views do not, and end the search.
-ELEMENTWISE = frozenset(
+_ELEMENTWISE_NAMES = (
     "add sub rsub mul neg abs clamp clamp_min clamp_max minimum maximum where masked_fill floor_divide remainder div "
-    "to long int type_as".split()
+    "to long int type_as"
 )
+ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
 MAX_DEPTH = 6
 
 

@@ -195,7 +195,7 @@ def _truth(call: Call, operands: Operands) -> Value:
 @rule("bitwise_and", "__and__", "and")
 def _bitwise_and(call: Call, operands: Operands) -> Value:
     left, right = operands.of(call.first), operands.of(call.arg(1, "other"))
-    sides = [side.high for side in (left, right) if ZERO <= side.low]
+    sides = [side.high for side in (left, right) if side.low >= ZERO]
     if not sides:
         return EVERYTHING
     high = sides[0] if len(sides) == 1 or sides[0] <= sides[1] else sides[1]
@@ -212,13 +212,17 @@ def _bitwise_not(call: Call, operands: Operands) -> Value:
 @rule("bitwise_right_shift", "rshift", "__rshift__")
 def _shift_right(call: Call, operands: Operands) -> Value:
     amount = operands.of(call.arg(1, "other")).constant
-    return iv.floor_divide(operands.of(call.first), exactly(1 << amount)) if amount in range(62) else EVERYTHING
+    if amount is None or not 0 <= amount < 62:
+        return EVERYTHING
+    return iv.floor_divide(operands.of(call.first), exactly(1 << amount))
 
 
 @rule("bitwise_left_shift", "lshift", "__lshift__")
 def _shift_left(call: Call, operands: Operands) -> Value:
     amount = operands.of(call.arg(1, "other")).constant
-    return iv.multiply(operands.of(call.first), exactly(1 << amount)) if amount in range(62) else EVERYTHING
+    if amount is None or not 0 <= amount < 62:
+        return EVERYTHING
+    return iv.multiply(operands.of(call.first), exactly(1 << amount))
 
 
 @rule("arange", "range")

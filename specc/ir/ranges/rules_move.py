@@ -131,7 +131,7 @@ def _iota(call: Call, operands: Operands) -> Value:
     if size == -2 and shape is not None:
         return iv.up_to(of_size(shape[1]))
     held = operands.of(size)
-    return Interval(ZERO, held.high - integer(1)) if ZERO <= held.low else EVERYTHING
+    return Interval(ZERO, held.high - integer(1)) if held.low >= ZERO else EVERYTHING
 
 
 @rule("specc::full_rows")
