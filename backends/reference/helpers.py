@@ -1,0 +1,153 @@
+"""Source of the functions that a generated module carries, taken from the real, linted files that define them.
+
+A function is included only if it is used, with the private helpers and constants it needs, in dependency order.
+Names that two files use for different things are told apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "specc"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A module's text and its top level: definitions, and imports as (module, attribute or None)."""
+
+    name: str
+    lines: tuple[str, ...]
+    definitions: dict[str, ast.stmt]
+    imports: dict[str, tuple[str, str | None]]
+
+
+@cache
+def source_file(module_name: str) -> SourceFile:
+    """Parse the source of an importable module. Raises OSError where there is none."""
+    module: ModuleType = sys.modules.get(module_name) or importlib.import_module(module_name)
+    text = inspect.getsource(module)
+    definitions: dict[str, ast.stmt] = {}
+    imports: dict[str, tuple[str, str | None]] = {}
+    for statement in ast.parse(text).body:
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            definitions[statement.name] = statement
+        elif isinstance(statement, ast.Assign):
+            definitions.update({target.id: statement for target in statement.targets if isinstance(target, ast.Name)})
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            definitions[statement.target.id] = statement
+        elif isinstance(statement, ast.Import):
+            imports.update({alias.asname or alias.name: (alias.name, None) for alias in statement.names})
+        elif isinstance(statement, ast.ImportFrom) and statement.module and statement.module != "__future__":
+            module_of = statement.module
+            imports.update({alias.asname or alias.name: (module_of, alias.name) for alias in statement.names})
+    return SourceFile(module_name, tuple(text.splitlines()), definitions, imports)
+
+
+def import_statement(local: str, module: str, attribute: str | None) -> str:
+    """`import torch.nn.functional as F`."""
+    if attribute is None:
+        return f"import {module}" if local == module else f"import {module} as {local}"
+    renamed = "" if local == attribute else f" as {local}"
+    return f"from {module} import {attribute}{renamed}"
+
+
+class HelperSources:
+    """Collects definitions; `name_of` is the name a definition has in the generated module."""
+
+    def __init__(self, reserved: Iterable[str] = (), provided: frozenset[str] = frozenset()) -> None:
+        self.reserved = set(reserved)
+        # Modules whose names the generated module defines by itself.
+        self.provided = provided
+        self.imports: dict[str, str] = {}
+        self.texts: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that the collected definitions and imports take."""
+        return frozenset(self._names.values()) | frozenset(self.imports)
+
+    def add(self, function: Callable[..., Any]) -> str:
+        """Include a function with all it needs; returns its name in the generated module."""
+        return self.add_definition(function.__module__, function.__name__)
+
+    def add_definition(self, module_name: str, name: str) -> str:
+        """Include a top-level definition of a module. Raises KeyError if the module does not define it."""
+        key = (module_name, name)
+        if key in self._names:
+            return self._names[key]
+        file = source_file(module_name)
+        statement = file.definitions[name]
+        given = self._names[key] = self._free(name)
+        renames = {name: given} | self._needs(file, statement, name)
+        self.texts.append(_segment(file, statement, renames))
+        return given
+
+    def _free(self, name: str) -> str:
+        taken, number, found = self.reserved | self.names, 2, name
+        while found in taken:
+            found, number = f"{name}_{number}", number + 1
+        return found
+
+    def _needs(self, file: SourceFile, statement: ast.stmt, own: str) -> dict[str, str]:
+        """Include everything a definition refers to; returns local name -> name in the generated module."""
+        renames: dict[str, str] = {}
+        for node in _names(statement):
+            name = node.id
+            if name in renames or name == own:
+                continue
+            if name in file.definitions:
+                renames[name] = self.add_definition(file.name, name)
+            elif name in file.imports:
+                module, attribute = file.imports[name]
+                if module in self.provided:
+                    continue
+                if module.split(".")[0] != PACKAGE:
+                    self.imports[name] = import_statement(name, module, attribute)
+                elif attribute is not None and attribute in source_file(module).definitions:
+                    renames[name] = self.add_definition(module, attribute)
+                else:
+                    raise TypeError(f"{file.name}.{own} uses `{name}` of {module}, which can't be copied")
+        return renames
+
+
+def _names(statement: ast.stmt) -> list[ast.Name]:
+    """The names a definition reads, decorators left out (they are not copied)."""
+    found: list[ast.Name] = []
+    stack: list[ast.AST] = [statement]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Name):
+            found.append(node)
+        for field, value in ast.iter_fields(node):
+            if node is statement and field == "decorator_list" and isinstance(statement, ast.FunctionDef):
+                continue
+            stack.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, ast.AST))
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _segment(file: SourceFile, statement: ast.stmt, renames: dict[str, str]) -> str:
+    """The statement's own text, with names replaced."""
+    edits = [(node.lineno, node.col_offset, node.id) for node in _names(statement) if node.id in renames]
+    first = statement.lineno
+    if isinstance(statement, ast.ClassDef) and statement.decorator_list:
+        first = statement.decorator_list[0].lineno
+    lines = list(file.lines)
+    for row, column, name in sorted(edits, reverse=True):
+        if renames[name] != name:
+            # Column offsets count UTF-8 bytes.
+            raw = lines[row - 1].encode()
+            lines[row - 1] = (raw[:column] + renames[name].encode() + raw[column + len(name) :]).decode()
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and renames[statement.name] != statement.name:
+        row = statement.lineno - 1
+        lines[row] = lines[row].replace(statement.name, renames[statement.name], 1)
+    assert statement.end_lineno is not None
+    return "\n".join(lines[first - 1 : statement.end_lineno])

@@ -1,0 +1,242 @@
+"""Assembles a generated module: header, declarations, helpers, step functions, public edge, Decoder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specc.backends.base import ABI, ModuleInfo
+from specc.backends.reference import declarations, wrappers
+from specc.backends.reference.helpers import HelperSources
+from specc.backends.reference.kernels import KERNELS
+from specc.backends.reference.layout import format_source
+from specc.backends.reference.literals import comment_text
+from specc.backends.reference.liveness import output_node
+from specc.backends.reference.runtime import decoder, edge, loader, rows
+from specc.backends.reference.steps import print_step, signature
+from specc.ir.dims import type_text
+from specc.ir.op import info
+from specc.program import STEPS, DecodeProgram, input_ports, output_ports
+
+TARGET = "reference"
+BLANK = "0" * 64
+HASH_LINE = re.compile(r"^# content: sha256:([0-9a-f]{64})$", re.MULTILINE)
+RECORDS = {
+    "decode": ("Decoded", "What one plain step gives."),
+    "draft": ("Draft", "Drafted nodes of every row."),
+    "verify": ("Verified", "What the target says about the nodes."),
+    "accept": ("Accepted", "What was taken of a draft."),
+}
+LAYOUTS = '''
+class SlotLayout(NamedTuple):
+    """A field of State: shape (-1: the batch), dtype, batch dimension, initial value."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_dim: int
+    fill: float
+
+
+class WeightLayout(NamedTuple):
+    """A field of Weights: its tensors' shape and dtype, and where they come from."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sources: tuple[str, ...]
+    layers: int | None
+    model: str
+'''
+# Names that the printed part of a module defines.
+PROVIDED = (
+    "ABI FINGERPRINT SPEC MAX_SEQUENCE_LENGTH MAX_BATCH_SIZE VOCAB_SIZE SEED SLOTS WEIGHTS SlotLayout WeightLayout "
+    "Weights State Draft Verified Accepted Decoded init_state Any NamedTuple Tensor torch F weights state annotations "
+    + " ".join(f"{step} run_{step}" for step in STEPS)
+).split()
+
+
+def _results(program: DecodeProgram, step: str) -> list[tuple[str, str]]:
+    """(name, type text) of a step's results."""
+    module = program.graphs[step]
+    values: Any = output_node(module).args[0]
+    found = []
+    for port, value in zip(output_ports(module), values, strict=True):
+        if port.kind == "result":
+            fake = value.meta["val"]
+            found.append((port.name, type_text(fake.shape, fake.dtype)))
+    return found
+
+
+def _records(program: DecodeProgram) -> list[str]:
+    chain = "verify" in program.graphs and "input:parent" not in input_ports(program.graphs["verify"])
+    made = []
+    for step, (name, doc) in RECORDS.items():
+        if step in program.graphs:
+            made.append(declarations.result_class(name, doc, _results(program, step), chain))
+    return made
+
+
+def _public(program: DecodeProgram) -> list[str]:
+    """The public functions of the steps that the program has."""
+    makers: dict[str, Callable[[DecodeProgram], str]] = {
+        "decode": wrappers.decode,
+        "draft": wrappers.draft,
+        "verify": wrappers.verify,
+        "accept": wrappers.accept,
+        "commit": wrappers.commit,
+        "flush": wrappers.flush,
+    }
+    made = []
+    for step in STEPS:
+        if step == "prefill" and step in program.graphs:
+            made.append(wrappers.prefill(program, len(_results(program, "prefill"))))
+        elif step in makers and _complete(program, step):
+            made.append(makers[step](program))
+    return made
+
+
+def _complete(program: DecodeProgram, step: str) -> bool:
+    """Whether the step exists, and those whose records it takes."""
+    needs = {"accept": ("draft", "verify", "accept"), "commit": ("draft", "verify", "accept", "commit")}
+    return all(name in program.graphs for name in needs.get(step, (step,)))
+
+
+def _steps(program: DecodeProgram, sources: HelperSources, module: ModuleInfo) -> list[str]:
+    """The printed functions `run_<step>`; `sources` collects the helpers that they call."""
+
+    def helper(target: torch._ops.OpOverload) -> str:
+        declared = info(target)
+        assert declared is not None
+        return sources.add(KERNELS.get(declared.name, declared.reference))
+
+    draft = [name for name, _ in _results(program, "draft")] if "draft" in program.graphs else []
+    verified = [name for name, _ in _results(program, "verify")] if "verify" in program.graphs else []
+    made = []
+    for step in STEPS:
+        if _complete(program, step):
+            graph = program.graphs[step]
+            names = [port.split(":")[1] for port in input_ports(graph) if port.startswith("input:")]
+            call = signature(step, names, draft, verified)
+            # Local names must not hide a helper that a later line needs: all kernels' names are kept free.
+            reserved = {*PROVIDED, *sources.names, *KERNELS, *_op_names(program)}
+            made.append(print_step(step, graph, call, helper, reserved, module.lines))
+    return made
+
+
+def _op_names(program: DecodeProgram) -> set[str]:
+    from_graphs: set[str] = set()
+    for graph in program.graphs.values():
+        for item in graph.modules():
+            if isinstance(item, torch.fx.GraphModule):
+                declared = [info(node.target) for node in item.graph.nodes]
+                from_graphs |= {entry.reference.__name__ for entry in declared if entry is not None}
+    return from_graphs
+
+
+def _runtime(program: DecodeProgram, sources: HelperSources) -> None:
+    """Collect the host code: checks, loader, rows, and the Decoder if all steps exist."""
+    names = ["check_tensor", "check_range", "check_state", "check_batch"]
+    if "verify" in program.graphs and "input:parent" in input_ports(program.graphs["verify"]):
+        names.append("check_tree")
+    for name in names:
+        sources.add(getattr(edge, name))
+    sources.add(loader.load_weights)
+    if "flush" in program.graphs:
+        for name in ("snapshot", "restore", "reset"):
+            sources.add(getattr(rows, name))
+    if all(step in program.graphs for step in STEPS):
+        sources.add(decoder.Decoder)
+
+
+def _header(program: DecodeProgram, module: ModuleInfo) -> list[str]:
+    return [
+        "# Generated by specc: do not edit, compile the spec again.",
+        f"# content: sha256:{BLANK}",
+        f"# spec fingerprint: {comment_text(module.fingerprint)}",
+        f"# pipeline fingerprint: {comment_text(module.pipeline)}",
+        f"# target: {TARGET}, ABI {ABI}",
+        f'"""Speculative decoding, compiled from the spec `{_docstring_name(program.name)}`."""',
+    ]
+
+
+def _docstring_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def _imports(sources: HelperSources, body: str) -> list[str]:
+    """Import statements of what the body uses: standard library first, then torch."""
+    fixed = {
+        "Any": "from typing import Any",
+        "NamedTuple": "from typing import NamedTuple",
+        "torch": "import torch",
+        "F": "import torch.nn.functional as F",
+        "Tensor": "from torch import Tensor",
+    }
+    wanted = sources.imports | fixed
+    used = {text for name, text in wanted.items() if re.search(rf"(?<![\w.]){re.escape(name)}\b", body)}
+    groups = [{text for text in used if "torch" not in text}, {text for text in used if "torch" in text}]
+    lines = ["from __future__ import annotations"]
+    for group in groups:
+        lines += ["", *sorted(text for text in group if text.startswith("import "))]
+        merged: dict[str, list[str]] = {}
+        for text in sorted(group):
+            if text.startswith("from "):
+                source, names = text.removeprefix("from ").split(" import ")
+                merged.setdefault(source, []).append(names)
+        lines += [f"from {source} import {', '.join(sorted(names))}" for source, names in sorted(merged.items())]
+    return lines
+
+
+def generate(program: DecodeProgram, module: ModuleInfo) -> str:
+    """The source of the standalone module for `program`."""
+    reserved = set(PROVIDED)
+    sources = HelperSources(reserved, provided=frozenset({"specc.backends.reference.runtime.abi"}))
+    steps = _steps(program, sources, module)
+    kernels = list(sources.texts)
+    _runtime(program, sources)
+    host = sources.texts[len(kernels) :]
+    parts = [
+        declarations.constants(program, module.spec, ABI, module.fingerprint),
+        LAYOUTS.strip(),
+        declarations.tables(program),
+        declarations.weights_class(program.weights),
+        declarations.state_class(program),
+        *_records(program),
+        "# Operations.",
+        *kernels,
+        "# Steps, printed from the program.",
+        *steps,
+        "# Host side: checks at the edge, weights, rows, the generate loop.",
+        declarations.init_state(program),
+        *_public(program),
+        *host,
+    ]
+    body = "\n\n\n".join(parts)
+    text = "\n".join([*_header(program, module), *_imports(sources, body), "", body, ""])
+    return with_hash(format_source(text))
+
+
+def content_hash(text: str) -> str:
+    """sha256 of the module's text with its hash blanked."""
+    return hashlib.sha256(HASH_LINE.sub(f"# content: sha256:{BLANK}", text, count=1).encode()).hexdigest()
+
+
+def with_hash(text: str) -> str:
+    """The text with its content hash filled in."""
+    return HASH_LINE.sub(f"# content: sha256:{content_hash(text)}", text, count=1)
+
+
+def verify_text(text: str) -> bool:
+    """True if the text states its own content hash."""
+    found = HASH_LINE.search(text)
+    return found is not None and found.group(1) == content_hash(text)
+
+
+def verify_module(path: Path) -> bool:
+    """True if the generated module at `path` is unchanged since it was written."""
+    return verify_text(path.read_bytes().decode("utf-8", errors="surrogateescape"))

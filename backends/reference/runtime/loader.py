@@ -1,0 +1,199 @@
+"""Reads safetensors by torch alone: headers are checked against the weight table before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specc.backends.reference.runtime.abi import WEIGHTS, WeightLayout, Weights
+
+STORED_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "BOOL": torch.bool,
+}
+MAX_HEADER_BYTES = 100_000_000
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class StoredTensor(NamedTuple):
+    """Where a tensor's bytes lie: file, first byte, last byte + 1; its dtype and shape."""
+
+    file: Path
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def checked_entry(
+    path: Path, name: str, entry: Any, base: int, size: int
+) -> StoredTensor:
+    """One header entry. Raises ValueError unless its bytes lie in the file and fit its shape."""
+    try:
+        dtype, shape = STORED_TYPES[entry["dtype"]], tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+        sizes = [int(item) for item in (*shape, start, stop)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: tensor {name!r} has a malformed header") from None
+    count = 1
+    for item in sizes[:-2]:
+        count *= item
+    wanted = count * torch.empty((), dtype=dtype).element_size()
+    if min(sizes) < 0 or stop - start != wanted or base + stop > size:
+        raise ValueError(f"{path}: tensor {name!r} does not fit its file")
+    return StoredTensor(path, base + start, base + stop, dtype, shape)
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors that a safetensors file declares. Raises ValueError if it is malformed."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"{path} is not a safetensors file")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path} has a malformed header") from None
+    entries = header.items() if isinstance(header, dict) else [("header", None)]
+    return {
+        name: checked_entry(path, name, entry, 8 + length, size)
+        for name, entry in entries
+        if name != "__metadata__"
+    }
+
+
+def inside(folder: Path, name: str) -> Path:
+    """`folder/name`. Raises ValueError if it is not a file of that folder."""
+    root = folder.resolve()
+    roots = [root]
+    if root.parent.name == "snapshots":
+        # A hub cache links its files to the blobs of the same repository.
+        roots.append(root.parent.parent / "blobs")
+    path = (root / name).resolve()
+    if os.path.isabs(name) or not any(path.is_relative_to(item) for item in roots):
+        raise ValueError(f"{name!r} lies outside the checkpoint folder {folder}")
+    if not path.is_file():
+        raise ValueError(f"the checkpoint folder {folder} has no file {name!r}")
+    return path
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint folder. Raises ValueError if it has none."""
+    if not folder.is_dir():
+        raise ValueError(f"the checkpoint folder {folder} does not exist")
+    if (folder / "model.safetensors").exists():
+        return read_header(inside(folder, "model.safetensors"))
+    if not (folder / INDEX_FILE).exists():
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        if len(names) != 1:
+            raise ValueError(f"{folder} has no model.safetensors and no {INDEX_FILE}")
+        return read_header(inside(folder, names[0]))
+    try:
+        text = inside(folder, INDEX_FILE).read_text(encoding="utf-8")
+        files = dict(json.loads(text)["weight_map"])
+        shards = sorted({str(name) for name in files.values()})
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError(f"{folder / INDEX_FILE} is malformed") from None
+    found: dict[str, StoredTensor] = {}
+    for shard in shards:
+        found.update(read_header(inside(folder, shard)))
+    return found
+
+
+def check_weight(
+    weight: WeightLayout, stored: dict[str, StoredTensor], names: list[str]
+) -> None:
+    """Raise ValueError unless the tensors `names` exist and make up this weight."""
+    missing = [name for name in names if name not in stored]
+    if missing:
+        raise ValueError(f"the checkpoint has no tensor {missing[0]!r}")
+    parts = [stored[name] for name in names]
+    for name, part in zip(names, parts, strict=True):
+        if part.dtype.is_floating_point != weight.dtype.is_floating_point:
+            raise ValueError(f"tensor {name!r} has dtype {part.dtype}")
+        if part.shape[1:] != weight.shape[1:] or not part.shape:
+            raise ValueError(
+                f"tensor {name!r} has shape {part.shape}, expected {weight.shape}"
+            )
+    rows = sum(part.shape[0] for part in parts)
+    if rows != weight.shape[0]:
+        raise ValueError(
+            f"tensors {names} have {rows} rows together, expected {weight.shape[0]}"
+        )
+
+
+def check_unused(stored: dict[str, StoredTensor], used: set[str], folder: Path) -> None:
+    """Raise ValueError for a tensor that no weight reads: the spec describes another model."""
+    for name in sorted(set(stored) - used):
+        if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+            raise ValueError(
+                f"{folder} has a tensor {name!r} that the spec does not know"
+            )
+
+
+def read_tensor(files: dict[Path, Tensor], stored: StoredTensor) -> Tensor:
+    """A tensor on the file's mapped memory (a copy where its bytes are not aligned)."""
+    if stored.file not in files:
+        size = stored.file.stat().st_size
+        files[stored.file] = torch.from_file(
+            str(stored.file), shared=False, size=size, dtype=torch.uint8
+        )
+    data = files[stored.file][stored.start : stored.stop]
+    if stored.start % torch.empty((), dtype=stored.dtype).element_size():
+        data = data.clone()
+    return data.view(stored.dtype).view(stored.shape)
+
+
+def load_weights(
+    directory: str | os.PathLike[str],
+    draft_directory: str | os.PathLike[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> Weights:
+    """The weights of a checkpoint folder in the Hugging Face layout, and of the drafter's folder.
+
+    Only safetensors files are read. Raises ValueError where the folder does not hold the
+    model that the spec describes.
+    """
+    folders = {"target": Path(directory)}
+    if any(weight.model == "draft" for weight in WEIGHTS):
+        if draft_directory is None:
+            raise ValueError("this module has a drafter: draft_directory is needed")
+        folders["draft"] = Path(draft_directory)
+    stored = {model: stored_tensors(folder) for model, folder in folders.items()}
+    plan: list[list[list[str]]] = []
+    used: dict[str, set[str]] = {model: set() for model in folders}
+    for weight in WEIGHTS:
+        count = 1 if weight.layers is None else weight.layers
+        layers = [
+            [source.replace("{layer}", str(layer)) for source in weight.sources]
+            for layer in range(count)
+        ]
+        for names in layers:
+            check_weight(weight, stored[weight.model], names)
+            used[weight.model].update(names)
+        plan.append(layers)
+    for model, folder in folders.items():
+        check_unused(stored[model], used[model], folder)
+    files: dict[Path, Tensor] = {}
+    values: list[Any] = []
+    for weight, layers in zip(WEIGHTS, plan, strict=True):
+        made = []
+        for names in layers:
+            parts = [read_tensor(files, stored[weight.model][name]) for name in names]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            made.append(whole.to(device=device, dtype=weight.dtype, copy=True))
+        values.append(made[0] if weight.layers is None else tuple(made))
+    return Weights(*values)
