@@ -13,13 +13,14 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from specc.ir.build import GraphBuilder, output_values
+from specc.ir.build import GraphBuilder, output_values, value_of
 from specc.ir.loop import loop
 from specc.ir.types import UntypedError, body_of, infer, retype
 
 __all__ = [
     "Editor",
     "LoopParts",
+    "add_invariant",
     "bodies",
     "drop_unused_bodies",
     "erase_dead",
@@ -203,6 +204,20 @@ class Editor(GraphBuilder):
     def replace(self, old: Node, new: Node) -> None:
         """`replace` with this editor's pass name."""
         replace(old, new, self.origin)
+
+
+def add_invariant(node: Node, operand: Any, name: str) -> Node:
+    """Append an invariant operand to a loop; returns its placeholder inside the body, named after `name`."""
+    parts = loop_parts(node)
+    last = parts.inside[-1] if parts.inside else parts.index
+    with parts.body.graph.inserting_after(last):
+        inside = parts.body.graph.placeholder(name)
+    source = operand if isinstance(operand, Node) else node
+    inside.meta |= {key: source.meta[key] for key in ("keys", "passes") if key in source.meta}
+    if not isinstance(operand, Node) or "val" in operand.meta:
+        inside.meta["val"] = value_of(operand)
+    node.args = (*node.args[:5], [*parts.invariant, operand])
+    return inside
 
 
 def make_loop(
