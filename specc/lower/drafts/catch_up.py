@@ -71,12 +71,18 @@ def _run(
     return out, after
 
 
+def _row_number(b: StepBuilder, node: Node, name: str) -> Node:
+    """Never negative in a reachable state: no more tokens are recent than there are. The clamp states it, so that
+    index analysis can prove the address."""
+    return b.call(aten.clamp_min.default, node, 0, name=name)
+
+
 def catch_up(b: StepBuilder, model: DraftModel, w: Mapping[str, Node]) -> Root:
     """Computes the rows of the recent tokens and stores them; running it twice changes nothing. Finished rows keep
     their caches."""
     length, count = b.slot("length"), b.slot("recent_count")
     committed = b.call(aten.add.Tensor, length, model.offset, name="draft_length")
-    start = b.call(aten.sub.Tensor, committed, count, name="recent_start")
+    start = _row_number(b, b.call(aten.sub.Tensor, committed, count), "recent_start")
     written = b.call(aten.masked_fill.Scalar, count, b.slot("finished"), 0, name="written")
     features = b.slot("recent_features") if model.eagle else None
     caches = {name: b.slot(name) for name in CACHES}
@@ -102,7 +108,7 @@ def prefill_rows(
     caches = {name: b.slot(name) for name in CACHES}
     count = b.slot("recent_count")
     begin = b.call(aten.add.Tensor, start, model.offset)
-    begin = b.call(aten.sub.Tensor, begin, count, name="recent_start")
+    begin = _row_number(b, b.call(aten.sub.Tensor, begin, count), "recent_start")
     moved = b.call(aten.gt.Scalar, lengths, 0)
     left = b.call(aten.clamp_min.default, b.call(aten.sub.Tensor, count, 1), 0)
     left = b.call(aten.where.self, moved, left, b.call(aten.zeros_like.default, left), name="left_behind")
@@ -113,7 +119,8 @@ def prefill_rows(
         fresh = b.call(aten.eq.Scalar, start, 0, name="starts_text")
         ids, features = _shifted(b, ids, features, fresh, left)
         skipped = b.call(aten._to_copy.default, fresh, dtype=torch.int64)
-        first = b.call(aten.add.Tensor, b.call(aten.sub.Tensor, start, 1), skipped, name="first_row")
+        first = b.call(aten.add.Tensor, b.call(aten.sub.Tensor, start, 1), skipped)
+        first = _row_number(b, first, "first_row")
         lengths = b.call(aten.clamp_min.default, b.call(aten.sub.Tensor, lengths, skipped), 0, name="new_rows")
     _, caches = _run(b, model, w, caches, (ids, features), first, lengths)
     for name in CACHES:

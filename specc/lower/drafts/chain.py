@@ -112,10 +112,9 @@ def _later_links(
     end = b.call(operator.add, b.index, 1, name="node")
     position = b.call(aten.add.Tensor, b["root_position"], end, name="positions")
     state = {name: b[name] for name in ("k_cache", "v_cache", "length", "k_table", "v_table")}
-    state |= {"first": b.index, "end": end}
     inside = {name: b[name] for name in w}
     hidden = b["hidden"] if model.eagle else None
-    out = forward(b, model, inside, Rows(b["token"], position, hidden), state)
+    out = forward(b, model, inside, Rows(b["token"], position, hidden), state, (b.index, end))
     link = _link(b, model, draft, inside, out.hidden, {name: b[name] for name in drawn}, end)
     after = {"token": link.token, "k_table": out.k, "v_table": out.v, "hidden": out.hidden}
     stacked = [link.token, link.log_prob] + ([link.law] if link.law is not None else [])

@@ -118,10 +118,9 @@ def _expand(
     like = b.call(aten.zeros_like.default, b["token"])
     position = b.call(aten.add.Tensor, b.call(aten.add.Tensor, like, b["root_position"]), depth, name="positions")
     state = {name: b[name] for name in ("k_cache", "v_cache", "length", "k_table", "v_table", "mask")}
-    state |= {"first": first, "end": end}
     inside = {name: b[name] for name in w}
     hidden = b["hidden"] if model.eagle else None
-    out = forward(b, model, inside, Rows(b["token"], position, hidden), state)
+    out = forward(b, model, inside, Rows(b["token"], position, hidden), state, (first, end))
     found = children(b, model, draft, inside, draft_logits(b, model, inside, out.hidden), width, None)
     score = child_scores(b, b["score"], found.log_prob)
     parent = b.call(aten.add.Tensor, b.call(aten.zeros_like.default, found.token), _last(b, b["number"]))

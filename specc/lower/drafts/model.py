@@ -23,7 +23,8 @@ from specc.lower.transformer import Attend, ModelInfo, decoder_layer, linear, lo
 aten = torch.ops.aten
 
 CACHES = ("draft_k_cache", "draft_v_cache")
-State = Mapping[str, Node | int]
+Place = tuple[Node | int, Node | int]
+"""The table rows [first, end) that new tokens take; nodes where a loop index decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +83,47 @@ class Outputs:
     v: Node
 
 
-def _attend(b: GraphBuilder, n: State, model: DraftModel, kept: dict[str, Node]) -> Attend:
+def _attend(
+    b: GraphBuilder, n: Mapping[str, Node], place: Place | None, model: DraftModel, kept: dict[str, Node]
+) -> Attend:
     """How rows see the prefix and each other: causally, or through node tables (by `mask` where there is one).
 
-    `n` holds k_cache, v_cache, length, positions; with tables also k_table, v_table [B,R,…] and the ints `first`,
-    `end`: the table rows that these tokens take.
+    `n` holds k_cache, v_cache, length, positions; with a place in tables also k_table, v_table [B,R,…].
     """
     prefix = (n["k_cache"], n["v_cache"], n["length"])
     tail = (model.info.scale, model.window)
 
     def attend(q: Node, k: Node, v: Node) -> Node:
         kept["k"], kept["v"] = k, v
-        if "k_table" not in n:
+        if place is None:
             return b.call(ops.causal_attention, q, *prefix, k, v, n["positions"], 0, *tail, name="attended")
         for name, rows in (("k", k), ("v", v)):
             table = n[f"{name}_table"]
-            kept[name] = b.call(aten.slice_scatter.default, table, rows, 1, n["first"], n["end"], name=f"{name}_nodes")
+            kept[name] = b.call(aten.slice_scatter.default, table, rows, 1, *place, name=f"{name}_nodes")
         new = (kept["k"], kept["v"])
         if "mask" in n:
             return b.call(ops.tree_attention, q, *prefix, *new, n["mask"], n["positions"], *tail, name="attended")
-        return b.call(ops.causal_attention, q, *prefix, *new, n["positions"], n["first"], *tail, name="attended")
+        return b.call(ops.causal_attention, q, *prefix, *new, n["positions"], place[0], *tail, name="attended")
 
     return attend
 
 
-def forward(b: GraphBuilder, model: DraftModel, w: Mapping[str, Node], rows: Rows, state: State) -> Outputs:
-    """The drafter on new rows. `state`: k_cache, v_cache [Ld,B,C,…], length [B]; with node tables also k_table,
-    v_table [Ld,B,R,…], the ints first and end, and for trees mask [B,M,R]."""
+def forward(
+    b: GraphBuilder,
+    model: DraftModel,
+    w: Mapping[str, Node],
+    rows: Rows,
+    state: Mapping[str, Node],
+    place: Place | None = None,
+) -> Outputs:
+    """The drafter on new rows. `state`: k_cache, v_cache [Ld,B,C,…], length [B]; with a `place` in node tables also
+    k_table, v_table [Ld,B,R,…], and for trees mask [B,M,R]."""
     embedded = b.call(aten.embedding.default, w[model.embedding], rows.tokens, name="draft_embedded")
     rotary = rope_tables(b, model.info, rows.positions)
     shared = {**state, "positions": rows.positions}
     if model.eagle:
-        return _eagle_layer(b, model, w, embedded, rows.hidden, rotary, shared)
-    return _layers(b, model, w, embedded, rotary, shared)
+        return _eagle_layer(b, model, w, embedded, rows.hidden, rotary, shared, place)
+    return _layers(b, model, w, embedded, rotary, shared, place)
 
 
 def _layers(
@@ -123,22 +132,28 @@ def _layers(
     w: Mapping[str, Node],
     embedded: Node,
     rotary: tuple[Node, Node],
-    state: State,
+    state: Mapping[str, Node],
+    place: Place | None,
 ) -> Outputs:
     names = model.info.layer_weights
     per_layer = [name for name in ("k_cache", "v_cache", "k_table", "v_table") if name in state]
     sliced = {name: w[name] for name in names} | {name: state[name] for name in per_layer}
-    constants = {name: value for name, value in state.items() if isinstance(value, int)}
-    invariant = {name: node for name, node in state.items() if isinstance(node, Node) and name not in per_layer}
+    bounds = {f"place_{i}": node for i, node in enumerate(place or ()) if isinstance(node, Node)}
+    invariant = {name: node for name, node in state.items() if name not in per_layer} | bounds
     invariant |= {"cos": rotary[0], "sin": rotary[1]}
     b = BodyBuilder("layer", carried={"x": embedded}, sliced=sliced, invariant=invariant, keys=outer.keys)
     kept: dict[str, Node] = {}
-    attend = _attend(b, {**b.inside, **constants}, model, kept)
+    inside = None if place is None else (_inside(b, place[0], 0), _inside(b, place[1], 1))
+    attend = _attend(b, b.inside, inside, model, kept)
     weights = logical(model.info, b.inside, names)
     out = decoder_layer(b, b["x"], weights, model.info.geometry, (b["cos"], b["sin"]), attend)
     trip = model.info.geometry.num_hidden_layers
     hidden, k, v = b.close(outer, trip, [out, kept["k"], kept["v"]], "draft_layers")
     return Outputs(hidden, k, v)
+
+
+def _inside(b: BodyBuilder, bound: Node | int, number: int) -> Node | int:
+    return b[f"place_{number}"] if isinstance(bound, Node) else bound
 
 
 def _eagle_layer(
@@ -148,7 +163,8 @@ def _eagle_layer(
     embedded: Node,
     hidden: Node | None,
     rotary: tuple[Node, Node],
-    state: State,
+    state: Mapping[str, Node],
+    place: Place | None,
 ) -> Outputs:
     if hidden is None:
         raise ValueError("an EAGLE-3 head needs features")
@@ -160,7 +176,7 @@ def _eagle_layer(
     layered = [name for name in ("k_cache", "v_cache", "k_table", "v_table") if name in state]
     one = {name: b.call(aten.select.int, state[name], 0, 0) for name in layered}
     kept: dict[str, Node] = {}
-    attend = _attend(b, {**state, **one}, model, kept)
+    attend = _attend(b, {**state, **one}, place, model, kept)
     out = decoder_layer(b, hidden, weights, info.geometry, rotary, attend, attention_input=attention_input)
     return Outputs(out, b.call(aten.unsqueeze.default, kept["k"], 0), b.call(aten.unsqueeze.default, kept["v"], 0))
 

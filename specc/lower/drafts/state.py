@@ -158,7 +158,8 @@ def draft_prefill(
     moved = b.call(aten.gt.Scalar, lengths, 0, name="has_tokens")
     if draft.method == "prompt_lookup":
         written = b.call(ops.append_rows, b.slot("history"), ids, start, lengths, name="history_with_chunk")
-        end = b.call(aten.add.Tensor, start, lengths)
+        # The module's edge refuses longer prompts; the clamp states it, so that index analysis can prove the address.
+        end = b.call(aten.clamp_max.default, b.call(aten.add.Tensor, start, lengths), ctx.max_sequence_length)
         one = b.call(aten._to_copy.default, moved, dtype=torch.int64)
         b.update("history", b.call(ops.append_rows, written, b.call(aten.unsqueeze.default, root, 1), end, one))
     if draft.has_weights:

@@ -186,8 +186,10 @@ def _run(
     zero = b.call(ops.full_rows, root.position, [-1, len(parents)], depth, torch.int64)
     positions = b.call(aten.add.Tensor, zero, root.position, name="positions")
     tokens = _at_parents(b, shape, parents, above.candidates.token)
-    state = {**root.state, **tables, "mask": mask, "first": first, "end": first + len(parents)}
-    out = forward(b, model, w, Rows(tokens, positions, features if model.eagle else None), state)
+    state = {**root.state, **tables, "mask": mask}
+    out = forward(
+        b, model, w, Rows(tokens, positions, features if model.eagle else None), state, (first, first + len(parents))
+    )
     tables["k_table"], tables["v_table"] = out.k, out.v
     return out.hidden
 
