@@ -150,4 +150,10 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "All lines of the file are blank.",
         "an empty file",
     ),
+    Code(
+        "SPC460",
+        "the output cannot be written",
+        "The folder of the output file is missing or not writable, or the disk is full. Nothing was written.",
+        "specc compile spec.yaml -o no-such-folder/module.py",
+    ),
 )

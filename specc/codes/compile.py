@@ -65,4 +65,23 @@ target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64,
         "The options of a pass are the fields of its dataclass, with the types that they declare.",
         "passes: [{canonicalize: {speed: 3}}]\n",
     ),
+    Code(
+        "SPC260",
+        "an op that the backend does not have",
+        "The program still holds an op that this backend can't generate code for.",
+        "a pipeline without the pass that lowers the op",
+    ),
+    Code(
+        "SPC261",
+        "a property that the backend needs",
+        "Backends generate code only for programs with certain properties, such as indices that are proved in "
+        "range. A pass of the default pipeline establishes each of them.",
+        "passes: [layer-major]\n",
+    ),
+    Code(
+        "SPC262",
+        "a setting that the backend does not have",
+        "The spec asks for something that this backend can't do; the message lists what it can.",
+        SPEC_START + "numerics: fast\n",
+    ),
 )

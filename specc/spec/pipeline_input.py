@@ -25,7 +25,7 @@ Invariants = Literal["all"] | tuple[str, ...]
 
 
 def read_passes(raw: object, source: SourceMap, broken: Collection[Path]) -> tuple[Passes, list[Diagnostic]]:
-    """`default`, or a list whose items are names or `{name: {option: value}}` (SPC171 for other mappings, SPC170 for unknown passes)."""
+    """`default`, or a list whose items are pass names (SPC170) or `{name: {option: value}}` (SPC171)."""
     if raw is None or raw == "default" or ("passes",) in broken:
         return "default", []
     if isinstance(raw, str):

@@ -1,0 +1,52 @@
+"""Compile-time refusals: a legal spec is loaded, and what can't be compiled yet is said with its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from specc.codes.entry import SPEC_START
+from specc.spec import loads, unsupported
+
+DELTANET = (
+    "specc: 1\nname: t\ntarget:\n  family: gated_deltanet\n"
+    "  config: {num_hidden_layers: 2, hidden_size: 64, num_heads: 2, head_dim: 32, vocab_size: 256}\n"
+)
+
+
+def refusals(text: str, target: str = "reference") -> list[tuple[str, int | None]]:
+    found = unsupported(loads(text), target)
+    return [(item.code, None if item.span is None else item.span.line) for item in found]
+
+
+def test_a_plain_transformer_compiles_for_the_reference() -> None:
+    assert refusals(SPEC_START) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "expected"),
+    [
+        (SPEC_START, "cuda", [("SPC200", None)]),
+        (SPEC_START, "triton", [("SPC201", None)]),
+        (SPEC_START + "backend: {triton: {}}\n", "triton", [("SPC201", 5)]),
+        (DELTANET, "reference", [("SPC202", 4)]),
+        (SPEC_START + "runtime: {kv_layout: paged, dtype: bfloat16}\n", "reference", [("SPC203", 5), ("SPC204", 5)]),
+        (SPEC_START + "runtime: {dtype: float64}\n", "reference", []),
+        (SPEC_START + "runtime: {dtype: bfloat16}\n", "triton", [("SPC201", None)]),
+    ],
+)
+def test_refusals(text: str, target: str, expected: list[tuple[str, int | None]]) -> None:
+    assert refusals(text, target) == expected
+
+
+def test_ascend_contracts_are_checked_for_its_target_without_its_section() -> None:
+    text = SPEC_START + "draft: {method: prompt_lookup, num_speculative_tokens: 16}\n"
+    assert [code for code, _ in refusals(text, "ascend")] == ["SPC160", "SPC201"]
+    assert refusals(text, "reference") == []
+
+
+def test_a_refusal_says_what_is_missing() -> None:
+    (finding,) = unsupported(loads(DELTANET + "verify: {recurrence: tree}\n"), "reference")
+    text = finding.render()
+    assert "verify.recurrence: tree" in text
+    assert "commit.state: factors" in text
+    assert "llama, pangu, qwen3" in text
