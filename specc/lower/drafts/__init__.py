@@ -68,6 +68,7 @@ def _root_only(b: StepBuilder, ctx: LowerContext) -> Draft:
     first = b.call(aten.eq.Scalar, node, 0, name="first")
     zero = b.call(ops.full_rows, root, [-1, ctx.nodes], 0, torch.int64)
     tokens = b.call(aten.where.self, first, b.call(aten.unsqueeze.default, root, 1), zero, name="tokens")
-    parent = None if ctx.chain else b.call(aten.sub.Tensor, zero, first, name="parent")
+    minus = b.call(aten._to_copy.default, first, dtype=torch.int64, name="is_first")
+    parent = None if ctx.chain else b.call(aten.sub.Tensor, zero, minus, name="parent")
     valid = b.call(aten.logical_or.default, b.call(aten.ne.Scalar, zero, 0), first, name="valid")
     return Draft(tokens, parent, valid)

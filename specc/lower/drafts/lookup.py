@@ -110,7 +110,8 @@ def lookup_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
     is_root = b.call(aten.eq.Scalar, node, 0)
     tokens = b.call(aten.where.self, is_root, _column(b, root), tokens, name="root_only")
     parent = b.call(ops.full_rows, root, [-1, ctx.nodes], 0, torch.int64)
-    parent = b.call(aten.sub.Tensor, parent, is_root, name="root_parent")
+    minus = b.call(aten._to_copy.default, is_root, dtype=torch.int64, name="root_flag")
+    parent = b.call(aten.sub.Tensor, parent, minus, name="root_parent")
     used = b.call(ops.full_rows, root, [-1, 1], 1, torch.int64, name="used")
     carried = {"tokens": tokens, "parent": parent, "used": used}
     sliced = {"end": b.call(aten.transpose.int, ends, 0, 1)}

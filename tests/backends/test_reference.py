@@ -1,0 +1,43 @@
+"""The generated module against the interpreter, and the module as a piece of software."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.backends.reference_support import VOCABULARY, Lockstep, generate, load_text, program_of, weights_of
+
+PROMPTS = [[3, 4, 6, 3, 4, 7, 3, 4], [1], [8, 9, 8, 9, 8]]
+
+
+def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+    return ids, torch.tensor([len(prompt) for prompt in prompts])
+
+
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+def test_module_equals_interpreter_on_naive_programs(draft: str) -> None:
+    both = Lockstep(program_of(draft), batch=3)
+    both.prefill(*padded(PROMPTS))
+    accepted = 0
+    for _ in range(6):
+        accepted += int(both.speculate()["accept_length"].sum())
+    both.decode()
+    assert draft == "plain" or accepted > 0
+
+
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+def test_decoder_is_lossless(draft: str) -> None:
+    program = program_of(draft)
+    module = load_text(generate(program))
+    decoder = module.Decoder(module.Weights(**weights_of(program)))
+    fast = decoder.generate(PROMPTS, 20)
+    plain = decoder.generate(PROMPTS, 20, speculative=False)
+    assert fast.tokens == plain.tokens
+    assert len({len(row) for row in plain.tokens}) >= 1
+    alone = [decoder.generate([prompt], 20).tokens[0] for prompt in PROMPTS]
+    assert alone == fast.tokens
+    if draft != "plain":
+        assert fast.acceptance_length > 1.0
+    assert all(0 <= token < VOCABULARY for row in fast.tokens for token in row)
