@@ -72,7 +72,7 @@ def _classify(use: IndexUse, interval: Interval, policy: Policy) -> tuple[str, s
         return (
             "SPC320",
             message,
-            "put the committed context into row 0 of the table and add 1 to the index (dummy root)",
+            "put the committed context into row 0 (a dummy root) and add 1 to the index",
         )
     if meaning == {"wrap"}:
         return "SPC320", message, "index with x[i], which wraps around, or add the size to a negative index yourself"

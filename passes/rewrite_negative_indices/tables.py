@@ -77,11 +77,14 @@ def _candidates(module: GraphModule) -> Iterator[tuple[Node, int]]:
         if not is_loop(node):
             continue
         parts = loop_parts(node)
-        for operand in parts.carried if parts.axis == "token" and parts.trip is not None else ():
+        trip = parts.trip
+        if parts.axis != "token" or trip is None:
+            continue
+        for operand in parts.carried:
             shape = shape_of(operand)
             if shape is None or operand.target is not ops.full_rows:
                 continue
-            fitting = [dim for dim, size in enumerate(shape) if dim and size == parts.trip + 1]
+            fitting = [dim for dim, size in enumerate(shape) if dim and size == trip + 1]
             dims = [dim for dim in fitting if _is_written(parts, operand, dim)] or fitting
             if dims:
                 yield operand, dims[0]

@@ -122,7 +122,8 @@ def _finish(
     ends = b.call(aten.logical_and.default, ends, b.call(aten.le.Tensor, column, _column(b, count)), name="ends")
     ended = b.call(aten.any.dim, ends, 1, name="ended")
     first = b.call(aten.argmax.default, b.call(aten._to_copy.default, ends, dtype=torch.int64), 1, name="first_end")
-    length = b.call(aten.where.self, ended, first, count)
+    # No path is longer than its tensor; the clamp states it, so that index analysis can prove the gather.
+    length = b.call(aten.clamp_max.default, b.call(aten.where.self, ended, first, count), ctx.max_path - 1)
     last = b.call(aten.squeeze.dim, b.call(aten.gather.default, emitted, 1, _column(b, length)), 1)
     zero = zero_like(b, count)
     accept_length = b.call(aten.where.self, live, length, zero, name="accept_length")

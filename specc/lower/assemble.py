@@ -77,6 +77,7 @@ def lower(spec: Spec) -> DecodeProgram:
     draft = draft_config(spec)
     ctx = _context(spec, draft)
     ranges = declare.value_ranges(ctx.target.geometry.vocab_size, ctx.nodes, ctx.max_sequence_length, ctx.max_path)
+    ranges |= declare.weight_ranges(ctx.target.geometry.vocab_size, ctx.weights)
     return DecodeProgram(
         name=spec.name,
         slots=ctx.slots,

@@ -113,6 +113,16 @@ def value_ranges(vocabulary: int, nodes: int, max_sequence_length: int, max_path
     }
 
 
+def weight_ranges(vocabulary: int, weights: Mapping[str, Weight]) -> dict[str, ValueRange]:
+    """Ranges of integer weights. `d2t` holds target id - draft id of ascending target ids, so every entry lies in
+    [0, V - Vd] (I15, checked when a checkpoint is loaded)."""
+    return {
+        f"weight:{name}": ValueRange(0, vocabulary - weight.shape[0])
+        for name, weight in weights.items()
+        if name.endswith("d2t") and weight.dtype == torch.int64
+    }
+
+
 def restrict(ranges: Mapping[str, ValueRange], slots: Mapping[str, Slot]) -> dict[str, ValueRange]:
     """Only the ranges of slots that exist (and all inputs)."""
     return {

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from specc.ir.op import IndexOperand, op
+from specc.ir.op import op
 
 
 @op(
@@ -81,7 +81,6 @@ def _pack_fake(
     "pack_tree(Tensor chosen, Tensor token, Tensor parent, Tensor log_prob, Tensor root, int nodes) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_pack_fake,
-    indices=(IndexOperand("parent", "chosen", 1),),
 )
 def pack_tree(
     chosen: torch.Tensor,

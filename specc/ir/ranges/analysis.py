@@ -19,7 +19,7 @@ from specc.ir.edit import LoopParts, is_loop, loop_parts
 from specc.ir.op import info
 from specc.ir.port import Port, ValueRange
 from specc.ir.ranges import interval as iv
-from specc.ir.ranges import rules_move  # noqa: F401  (registers rules)
+from specc.ir.ranges import rules_move, rules_specc  # noqa: F401  (they register rules)
 from specc.ir.ranges.alias import written_groups
 from specc.ir.ranges.bounds import of_declared, of_size
 from specc.ir.ranges.calls import Call, call_of, dtype_of, is_integral, value

@@ -53,4 +53,4 @@ def _source(node: Node, ranges: Ranges, legal: Interval) -> Node | None:
     candidates = [item for item in node.all_input_nodes if is_integral(item) and not is_loop(item)]
     bad = [item for item in candidates if not ranges.of(item).within(legal)]
     below = [item for item in bad if not ranges.of(item).low >= legal.low]
-    return (below or bad or [None])[0]
+    return next(iter(below or bad), None)

@@ -1,4 +1,4 @@
-"""Intervals of ops that move values: views, reads by index, writes by index, concatenation, casts, and specc ops."""
+"""Intervals of ops that move values: views, reads by index, writes by index, concatenation, casts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from specc.ir.ranges import interval as iv
-from specc.ir.ranges.bounds import ZERO, integer, of_size
+from specc.ir.ranges.bounds import of_size
 from specc.ir.ranges.calls import Call, dtype_of, shape_of, value
-from specc.ir.ranges.interval import EVERYTHING, Interval, exactly
+from specc.ir.ranges.interval import EVERYTHING, exactly
 from specc.ir.ranges.rules import RULES, Operands, Value, rule
 
 SAME_VALUES = (
@@ -115,35 +115,3 @@ def _nonzero(call: Call, operands: Operands) -> Value:
 def _getitem(call: Call, operands: Operands) -> Value:
     """A tensor read by Python indexing holds the tensor's values; items of tuples are handled by the analysis."""
     return operands.of(call.first)
-
-
-@rule("specc::batch_index")
-def _batch_index(call: Call, operands: Operands) -> Value:
-    shape = shape_of(call.arg(0, "like"))
-    return EVERYTHING if shape is None else iv.up_to(of_size(shape[0]))
-
-
-@rule("specc::iota")
-def _iota(call: Call, operands: Operands) -> Value:
-    size, shape = call.arg(1, "size"), shape_of(call.arg(0, "like"))
-    if isinstance(size, int) and size >= 0:
-        return iv.up_to(integer(size))
-    if size == -2 and shape is not None:
-        return iv.up_to(of_size(shape[1]))
-    held = operands.of(size)
-    return Interval(ZERO, held.high - integer(1)) if held.low >= ZERO else EVERYTHING
-
-
-@rule("specc::full_rows")
-def _full_rows(call: Call, operands: Operands) -> Value:
-    return operands.of(call.arg(2, "value"))
-
-
-@rule("specc::append_rows", "specc::append_rows_")
-def _append_rows(call: Call, operands: Operands) -> Value:
-    return iv.join(operands.of(call.arg(0, "cache")), operands.of(call.arg(1, "rows")))
-
-
-@rule("specc::commit_path")
-def _commit_path(call: Call, operands: Operands) -> Value:
-    return iv.join(operands.of(call.arg(0, "cache")), operands.of(call.arg(1, "candidate")))
