@@ -115,8 +115,10 @@ def _rewrite(
     missing = record_types(made, example_inputs)
     if missing:
         raise DiagnosticError([untyped(missing)])
-    notes = shift_tables(made, analyse(made, ranges), graph)
     found = analyse(made, ranges)
+    notes = shift_tables(made, found, graph)
+    if any(note.fired for note in notes):
+        found = analyse(made, ranges)
     findings: list[Diagnostic] = []
     for item in modules(made):
         for use in [use for use in all_index_uses(item) if use.node.graph is item.graph]:
@@ -130,11 +132,12 @@ def _rewrite(
                 notes.append(_note(use, done, graph, fired=True))
     if findings:
         raise DiagnosticError(findings)
-    finish(made)
-    left = analyse(made, ranges)
-    unproved = [use for use in all_index_uses(made) if not is_proved(use, left)]
-    if unproved:
-        raise DiagnosticError([violation(use, left, policy, spans) for use in unproved])
+    if any(note.fired for note in notes):
+        finish(made)
+        left = analyse(made, ranges)
+        unproved = [use for use in all_index_uses(made) if not is_proved(use, left)]
+        if unproved:
+            raise DiagnosticError([violation(use, left, policy, spans) for use in unproved])
     return made, tuple(notes)
 
 

@@ -39,6 +39,9 @@ class Bound:
     def __add__(self, other: Bound) -> Bound:
         if self.infinite or other.infinite:
             return _infinity(self.infinite or other.infinite)
+        first, second = self.constant, other.constant
+        if first is not None and second is not None:
+            return integer(first + second)
         total = dict(self.terms)
         for monomial, factor in other.terms:
             total[monomial] = total.get(monomial, 0) + factor
@@ -55,6 +58,9 @@ class Bound:
             return ZERO
         if self.infinite or other.infinite:
             return _infinity(_sign(self) * _sign(other))
+        first, second = self.constant, other.constant
+        if first is not None and second is not None:
+            return integer(first * second)
         total: Terms = {}
         for left, factor in self.terms:
             for right, scale in other.terms:
@@ -68,6 +74,9 @@ class Bound:
             return True
         if self.infinite or other.infinite:
             return False
+        first, second = self.constant, other.constant
+        if first is not None and second is not None:
+            return first <= second
         return _never_negative((other - self).terms)
 
     def __ge__(self, other: Bound) -> bool:
@@ -116,6 +125,7 @@ INFINITY = Bound((), 1)
 MINUS_INFINITY = Bound((), -1)
 
 
+@lru_cache(maxsize=4096)
 def integer(value: int) -> Bound:
     """A plain number."""
     return Bound((((), value),)) if value else ZERO

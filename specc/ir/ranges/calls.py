@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ def call_of(node: Node) -> Call | None:
     return Call(node, _ALIASES.get(name, name), node.args, node.kwargs, in_place)
 
 
+@lru_cache(maxsize=4096)
 def _function_name(target: Callable[..., Any] | str) -> str:
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
@@ -96,6 +98,7 @@ def _function_name(target: Callable[..., Any] | str) -> str:
     return name
 
 
+@lru_cache(maxsize=4096)
 def _writes(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False

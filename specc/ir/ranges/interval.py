@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import lru_cache, reduce
 
 import torch
 
@@ -62,6 +62,7 @@ EVERYTHING = Interval(MINUS_INFINITY, INFINITY)
 BOOL = Interval(ZERO, ONE)
 
 
+@lru_cache(maxsize=4096)
 def exactly(value: int) -> Interval:
     """One value."""
     return Interval(integer(value), integer(value))
