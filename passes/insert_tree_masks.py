@@ -21,13 +21,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from specc.ir import ops
-from specc.ir.build import fake_mode
 from specc.ir.clone import clone
 from specc.ir.dims import is_symbolic
-from specc.ir.edit import Editor, LoopParts, finish, loop_parts, retype
-from specc.ir.loop import slice_operand, trip_count
+from specc.ir.edit import Editor, LoopParts, finish
+from specc.ir.loop import trip_count
 from specc.ir.prune import prune
-from specc.ir.scope import Miss, Scope, Value, named_arguments, with_arguments
+from specc.ir.scope import Miss, Scope, Value, add_operand, named_arguments, with_arguments
 from specc.manager import Note, Pass, PassContext, PassResult
 from specc.passes.tables import (
     RowNumber,
@@ -186,25 +185,6 @@ def _attentions(token: Scope, target: object) -> list[Value]:
     return [Value(scope, node) for scope in scopes for node in scope.module.graph.nodes if node.target is target]
 
 
-def add_operand(loop: Node, kind: str, operand: Node, name: str) -> Node:
-    """Hands one more slice or invariant into a loop; returns the body's new placeholder."""
-    parts = loop_parts(loop)
-    groups = {"sliced": parts.carried_inside + parts.sliced_inside, "invariant": parts.inside}
-    before = groups[kind][-1] if groups[kind] else parts.index
-    with parts.body.graph.inserting_after(before):
-        made = parts.body.graph.placeholder(name)
-    value = operand.meta["val"]
-    if kind == "sliced":
-        with fake_mode():
-            value = slice_operand(parts.axis, value, 0)
-    made.meta.update(val=value, keys=operand.meta.get("keys", ()), passes=operand.meta.get("passes", ()))
-    arguments = list(loop.args)
-    place = 4 if kind == "sliced" else 5
-    arguments[place] = [*arguments[place], operand]  # type: ignore[misc]
-    loop.args = tuple(arguments)
-    return made
-
-
 def _tree_tensors(module: GraphModule, loop: Node, parent: Parent, keys: Node) -> tuple[Node, Node]:
     """mask [B,N,N] and depth [B,N], computed before the loop."""
     editor = Editor(module, NAME)
@@ -279,8 +259,14 @@ def _chain_note(token: Scope, graph: str) -> Note | None:
     return Note(NAME, graph, "a chain: row t sees rows 0..t, masked causally without a mask tensor", False, keys)
 
 
-def _is_masked(attention: Value) -> bool:
-    return is_ancestor_mask(attention.at(named_arguments(attention.node)["mask"]))
+def _over_tokens(scope: Scope) -> bool:
+    return scope.loop is not None and scope.loop.axis == "token"
+
+
+def _unmasked(scope: Scope) -> list[Value]:
+    """Tree attentions of a token loop whose mask is not an ancestor mask yet."""
+    found = _attentions(scope, ops.tree_attention) if _over_tokens(scope) else []
+    return [value for value in found if not is_ancestor_mask(value.at(named_arguments(value.node)["mask"]))]
 
 
 def _loop_trip(parts: LoopParts) -> int:
@@ -290,7 +276,7 @@ def _loop_trip(parts: LoopParts) -> int:
 def _visit(token: Scope, graph: str) -> tuple[bool, list[Note]]:
     """Rewrites one token loop in place where all its tree reads match."""
     assert token.loop is not None
-    attentions = [value for value in _attentions(token, ops.tree_attention) if not _is_masked(value)]
+    attentions = _unmasked(token)
     if not attentions:
         note = _chain_note(token, graph)
         return False, [] if note is None else [note]
@@ -300,6 +286,8 @@ def _visit(token: Scope, graph: str) -> tuple[bool, list[Note]]:
         if is_symbolic(trip):
             raise Miss("the number of nodes is not fixed, so no mask [B,N,N] can be built")
         reads = [match_read(value, token, trip) for value in attentions]
+        if reads[0].parent.parent.meta["val"].shape[1] != trip:
+            raise Miss(f"the loop visits {trip} of the nodes that have a parent")
         if any(read.parent != reads[0].parent for read in reads):
             raise Miss("attentions of one loop follow different parents")
     except Miss as miss:
@@ -314,18 +302,24 @@ def _visit(token: Scope, graph: str) -> tuple[bool, list[Note]]:
 
 def insert_tree_masks(module: GraphModule, graph: str = "") -> tuple[GraphModule, tuple[Note, ...]]:
     """A copy of the module with the path gathers of its token loops replaced by ancestor masks, and notes: what fired,
-    and for each near miss the reason why not. `graph` names the module in the notes."""
+    and for each near miss the reason why not.
+
+    `graph` names the module in the notes. The module itself comes back where nothing fires.
+    """
+    if not any(_unmasked(scope) for scope in Scope(module).walk()):
+        chains = (_chain_note(scope, graph) for scope in Scope(module).walk() if _over_tokens(scope))
+        return module, tuple(note for note in chains if note is not None)
     work = clone(module)
     notes: list[Note] = []
     changed = False
     for scope in list(Scope(work).walk()):
-        if scope.loop is not None and scope.loop.axis == "token":
+        if _over_tokens(scope):
             fired, found = _visit(scope, graph)
             changed |= fired
             notes.extend(found)
-    if changed:
-        prune(work)
-        retype(work)
+    if not changed:
+        return module, tuple(notes)
+    prune(work)
     return finish(work), tuple(notes)
 
 

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from specc.ir.build import GraphBuilder
 from specc.ir.clone import clone
-from specc.ir.edit import Editor, LoopParts, erase_dead, finish, inherit, retype
+from specc.ir.edit import Editor, LoopParts, erase_dead, finish, inherit
 from specc.ir.loop import trip_count
 from specc.ir.ops import causal_attention, tree_attention
 from specc.ir.prune import prune
@@ -145,7 +145,12 @@ def _candidates(module: GraphModule) -> list[Scope]:
 
 def layer_major(module: GraphModule, graph: str = "") -> tuple[GraphModule, tuple[Note, ...]]:
     """A copy of the module with its token loops turned inside out where that is legal, and notes: what was done, or the
-    reason of the refusal. `graph` names the module in the notes."""
+    reason of the refusal.
+
+    `graph` names the module in the notes. The module itself comes back where nothing is done.
+    """
+    if not _candidates(module):
+        return module, ()
     work = clone(module)
     notes: list[Note] = []
     changed = False
@@ -158,10 +163,9 @@ def layer_major(module: GraphModule, graph: str = "") -> tuple[GraphModule, tupl
             notes.append(Note(NAME, graph, message, True, _keys(scope)))
             changed = True
     if not changed:
-        return clone(module), tuple(notes)
+        return module, tuple(notes)
     erase_dead(work)
     prune(work)
-    retype(work)
     return finish(work), tuple(notes)
 
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule, Node
 
+from specc.ir.build import fake_mode
 from specc.ir.edit import LoopParts, is_loop, loop_parts
+from specc.ir.loop import slice_operand
 
 Role = Literal["index", "carried", "slice", "invariant"]
 
@@ -100,3 +102,22 @@ def with_arguments(node: Node, **changed: Any) -> tuple[Any, ...]:
     given = {**named_arguments(node), **changed}
     names = [argument.name for argument in target._schema.arguments]
     return tuple(given[name] for name in names if name in given)
+
+
+def add_operand(loop: Node, kind: str, operand: Node, name: str) -> Node:
+    """Hands one more slice or invariant into a loop; returns the body's new placeholder."""
+    parts = loop_parts(loop)
+    groups = {"sliced": parts.carried_inside + parts.sliced_inside, "invariant": parts.inside}
+    before = groups[kind][-1] if groups[kind] else parts.index
+    with parts.body.graph.inserting_after(before):
+        made = parts.body.graph.placeholder(name)
+    value = operand.meta["val"]
+    if kind == "sliced":
+        with fake_mode():
+            value = slice_operand(parts.axis, value, 0)
+    made.meta.update(val=value, keys=operand.meta.get("keys", ()), passes=operand.meta.get("passes", ()))
+    arguments = list(loop.args)
+    place = 4 if kind == "sliced" else 5
+    arguments[place] = [*arguments[place], operand]  # type: ignore[misc]
+    loop.args = tuple(arguments)
+    return made
