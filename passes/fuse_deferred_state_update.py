@@ -22,8 +22,8 @@ from torch.fx import Graph, GraphModule, Node
 from specc.ir.clone import clone
 from specc.ir.edit import Editor, finish, is_impure, is_loop, loop_parts
 from specc.ir.op import info
-from specc.ir.port import Port
-from specc.manager import Note, Pass, PassContext, PassResult
+from specc.ir.port import Port, ValueRange
+from specc.manager import Note, Pass, PassContext, PassResult, predicate
 from specc.passes.loop_fusion import fuse_loops
 from specc.program import DEFERRED, INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram, Slot, output_ports
 
@@ -145,6 +145,16 @@ def _pending_slots(program: DecodeProgram, found: Slice) -> dict[str, Slot]:
         doc = f"`{port.name}` of the commit that is pending" + (" (0: nothing is)" if port == found.count else "")
         slots[pending_name(port)] = Slot(pending_name(port), tuple(value.shape), value.dtype, "pending", doc)
     return slots
+
+
+def _pending_ranges(program: DecodeProgram, found: Slice) -> dict[str, ValueRange]:
+    """What is recorded keeps its declared range."""
+    ranges = dict(program.ranges)
+    for port in found.recorded:
+        declared = ranges.get(f"{port.kind}:{port.name}")
+        if declared is not None:
+            ranges[f"slot:{pending_name(port)}"] = declared
+    return ranges
 
 
 def _placeholder(module: GraphModule, editor: Editor, port: Port, value: Any) -> Node:
@@ -279,6 +289,7 @@ class FuseDeferredStateUpdate(Pass):
         made = replace(
             program.with_graphs(**graphs),
             slots=_pending_slots(program, found),
+            ranges=_pending_ranges(program, found),
             attributes={
                 **program.attributes,
                 "flush_first": list(FLUSH_FIRST),
@@ -288,6 +299,7 @@ class FuseDeferredStateUpdate(Pass):
         return PassResult(made, True, tuple(notes))
 
 
+@predicate(DEFERRED)
 def unfolded_reads(program: DecodeProgram) -> list[str]:
     """Why the program is not DEFERRED: steps that read a cache with something pending, or keep it pending."""
     count = program.attributes.get("pending_count")

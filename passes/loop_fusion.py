@@ -44,6 +44,13 @@ def _early_use(producer: LoopParts, consumer: LoopParts) -> Node | None:
     return None
 
 
+def _free_name(graph: Graph, wanted: str) -> str:
+    """`wanted`, or with a number where a node has that name (a placeholder's target is a parameter's name)."""
+    taken = {node.name for node in graph.nodes}
+    names = (wanted, *(f"{wanted}_{number}" for number in range(1, len(taken) + 2)))
+    return next(name for name in names if name not in taken)
+
+
 def _inline(body: GraphModule, producer: LoopParts, origin: str) -> tuple[list[Node], list[Node], list[Node]]:
     """The producer's body copied in front of `body`'s first computation.
 
@@ -57,7 +64,7 @@ def _inline(body: GraphModule, producer: LoopParts, origin: str) -> tuple[list[N
     for outside, inside in zip(producer.operands, producer.inside, strict=True):
         if outside not in made:
             with editor.before(first, inside):
-                made[outside] = editor.placeholder(f"{inside.name}_in", inside.meta["val"])
+                made[outside] = editor.placeholder(_free_name(body.graph, inside.name), inside.meta["val"])
         mapping[inside] = made[outside]
     with editor.before(first, own):
         for node in producer.body.graph.nodes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 
-from specc.cli.common import add_json, add_spec, add_target, load_supported, not_built
+from specc.cli.common import add_json, add_spec, add_target, load_supported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,5 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    load_supported(args)
-    raise not_built("the pass pipeline")
+    loaded = load_supported(args)
+    from specc.driver import lower_spec, run_passes
+    from specc.ir.printer import fingerprint, print_program
+
+    program = run_passes(loaded, lower_spec(loaded, args.target), target=args.target, until=args.after).program
+    text = print_program(program)
+    if args.json:
+        print(json.dumps({"after": args.after, "fingerprint": fingerprint(program), "ir": text}, indent=2))
+    else:
+        print(text, end="")
+    return 0

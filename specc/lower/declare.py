@@ -100,8 +100,6 @@ def value_ranges(vocabulary: int, nodes: int, max_sequence_length: int, max_path
         "slot:history": token,
         "slot:recent_tokens": token,
         "slot:recent_count": ValueRange(0, max_path),
-        "slot:pending_path": ValueRange(0, nodes - 1),
-        "slot:pending_count": ValueRange(0, max_path),
         "input:tokens": token,
         "input:input_ids": token,
         "input:parent": ValueRange(-1, max(nodes - 2, -1), "committed"),

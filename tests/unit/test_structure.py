@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 60
 """Statements and comments, docstring apart. The aim is 50: lower this when the code allows it, never raise it."""
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("diagnostics", "codes", "invariants"),
+    ("diagnostics", "codes", "invariants", "output"),
     ("models",),
     ("spec",),
     ("ir", "program"),
@@ -26,8 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lower", "draft"),
     ("passes",),
     ("backends",),
-    ("runtime",),
-    ("testing", "bench"),
+    ("runtime", "driver"),
+    ("testing", "check", "bench"),
     ("cli",),
 )
 """From the bottom up: a part imports its own layer and those before it. A new part of specc/ is named here."""
