@@ -12,5 +12,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sys.stdout.write(files("specc.spec").joinpath("schema.json").read_text(encoding="utf-8"))
+    sys.stdout.write(files("specc").joinpath("spec", "schema.json").read_text(encoding="utf-8"))
     return 0

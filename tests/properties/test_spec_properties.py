@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import yaml
@@ -153,6 +154,62 @@ def test_any_mapping_is_answered_and_what_loads_survives_a_round_trip(mapping: d
     again = from_mapping(to_mapping(spec)).spec
     assert again == spec
     assert fingerprint(again) == fingerprint(spec)
+
+
+@st.composite
+def legal_specs(draw: st.DrawFn) -> dict[str, Any]:
+    """Specs of every family, method, tree, acceptance and commit rule that load by construction."""
+    family = draw(st.sampled_from(["llama", "qwen3", "pangu", "gated_deltanet", "qwen3_next"]))
+    sizes: dict[str, Any] = {"num_hidden_layers": draw(st.integers(1, 40)), "hidden_size": 64, "vocab_size": 256}
+    if family == "gated_deltanet":
+        sizes |= {"num_heads": 2, "head_dim": 32}
+    else:
+        sizes |= {"num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 8192}
+    method = draw(st.sampled_from(["none", "prompt_lookup", "draft_model"] + ["eagle3"] * (family != "gated_deltanet")))
+    tree = draw(st.sampled_from(["chain", "dynamic", "static"]))
+    spec: dict[str, Any] = {"specc": 1, "name": "demo", "target": {"family": family, "config": sizes}}
+    draft: dict[str, Any] = {"method": method}
+    if method != "none":
+        draft["tree"] = tree
+        if tree == "dynamic":
+            draft |= {"top_k": draw(st.integers(1, 6)), "num_steps": draw(st.integers(1, 6))}
+        elif tree == "static":
+            draft["choices"] = draw(st.sampled_from([[[0]], [[0], [1]], [[0], [0, 0]], [[0], [2], [2, 1]]]))
+    if method == "draft_model":
+        sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+        draft |= {"family": draw(st.sampled_from(["llama", "qwen3", "pangu"])), "config": {**sizes, "vocab_size": 256}}
+    if method in ("draft_model", "eagle3") and tree != "static" and draw(st.booleans()):
+        draft["prune"] = {"min_path_log_prob": draw(st.floats(-9, 0))}
+    accept = draw(st.sampled_from(["greedy", "rejection", "typical"]))
+    spec |= {"draft": draft, "accept": {"method": accept, "lossless": accept != "typical"}}
+    spec["sampling"] = {
+        "temperature": 0.0 if accept == "greedy" else draw(st.floats(0.1, 2)),
+        "seed": draw(st.integers(0, 9)),
+    }
+    spec["commit"] = {"update": draw(st.sampled_from(["immediate", "deferred"])), "fast_reorder": draw(st.booleans())}
+    spec["runtime"] = {"max_sequence_length": draw(st.integers(2, 1000)), "max_batch_size": draw(st.integers(1, 8))}
+    spec["passes"] = draw(st.sampled_from(["default", ["dce", {"cse": {"level": 2}}]]))
+    return spec
+
+
+@given(legal_specs(), st.randoms())
+def test_legal_specs_load_and_survive_a_round_trip_in_any_key_order(mapping: dict[str, Any], random: Random) -> None:
+    loaded = from_mapping(mapping)
+    again = from_mapping(to_mapping(loaded.spec))
+    assert again.spec == loaded.spec
+    shuffled = list(mapping.items())
+    random.shuffle(shuffled)
+    assert fingerprint(from_mapping(dict(shuffled)).spec) == fingerprint(again.spec) == fingerprint(loaded.spec)
+
+
+@given(legal_specs())
+def test_derived_numbers_of_legal_specs(mapping: dict[str, Any]) -> None:
+    spec = from_mapping(mapping).spec
+    assert spec.num_nodes == spec.draft.num_speculative_tokens + 1
+    assert spec.depth <= spec.draft.num_speculative_tokens
+    assert spec.max_path <= spec.num_nodes
+    assert not spec.is_chain or spec.max_path == spec.num_nodes
+    assert spec.is_chain or spec.commit.kv != "length"
 
 
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.lists(FRAGMENTS, max_size=6)), max_size=3))
