@@ -238,9 +238,10 @@ def canonicalize_in_place(module: GraphModule) -> Counter[str]:
     while True:
         before = counts.total()
         _loop_operands(module, counts)
+        # A body may write memory that a node outside shares, so purity is a matter of the whole module.
+        pure = _is_pure(module)
         for item in modules(module):
-            # A body may write memory that a node outside shares, so purity is a matter of the whole module.
-            _apply_rules(item, counts, _is_pure(module))
+            _apply_rules(item, counts, pure)
         erase_dead(module)
         if counts.total() == before:
             return counts

@@ -7,6 +7,7 @@ candidate or pending slots that no graph reads, with their updates. Inputs and r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from torch.fx import GraphModule
 
 from specc.ir.build import output_values
 from specc.ir.clone import clone
-from specc.ir.edit import finish
+from specc.ir.edit import finish, modules
 from specc.ir.prune import prune
 from specc.manager import ALL_PROPERTIES, Note, Pass, PassContext, PassResult
 from specc.program import DecodeProgram, input_ports, output_ports
@@ -67,34 +68,36 @@ class DeadCode(Pass):
 
     def run(self, program: DecodeProgram, ctx: PassContext) -> PassResult:
         """See Pass."""
-        notes: list[Note] = []
-        changed = False
+        made = {name: clone(module) for name, module in program.graphs.items()}
+        working = replace(program, graphs=made)
+        touched: set[str] = set()
         while True:
-            smaller, more = self._once(program)
-            if not more:
-                return PassResult(program, changed, tuple(notes))
-            program, changed = smaller, True
-            notes += more
+            dead = _dead_slots(working)
+            more = {
+                name
+                for name, module in made.items()
+                if _drop_updates(module, dead) | prune(module) | _drop_placeholders(module)
+            }
+            slots = {name: slot for name, slot in working.slots.items() if name not in dead}
+            working, touched = replace(working, slots=slots), touched | more
+            if not more and not dead:
+                break
+        taken = {key for graph in made.values() for key in input_ports(graph)}
+        weights = {name: weight for name, weight in program.weights.items() if f"weight:{name}" in taken}
+        notes = [_shrunk(name, program.graphs[name], made[name]) for name in made if name in touched]
+        notes += _gone("slots", program.slots, working.slots) + _gone("weights", program.weights, weights)
+        if not notes:
+            return PassResult(program, False)
+        graphs = {name: finish(made[name]) if name in touched else old for name, old in program.graphs.items()}
+        result = replace(program, graphs=graphs, slots=working.slots, weights=weights)
+        return PassResult(result, True, tuple(notes))
 
-    def _once(self, program: DecodeProgram) -> tuple[DecodeProgram, list[Note]]:
-        notes: list[Note] = []
-        graphs: dict[str, GraphModule] = {}
-        dead = _dead_slots(program)
-        for name, module in program.graphs.items():
-            made = clone(module)
-            before = len(made.graph.nodes)
-            dropped = _drop_updates(made, dead)
-            if prune(made) | _drop_placeholders(made) | dropped:
-                graphs[name] = finish(made)
-                notes.append(Note(NAME, name, f"{before} nodes at the top level, now {len(made.graph.nodes)}"))
-        program = program.with_graphs(**graphs)
-        if dead:
-            notes.append(Note(NAME, "", f"slots that nothing reads: {', '.join(sorted(dead))}"))
-            program = replace(program, slots={key: slot for key, slot in program.slots.items() if key not in dead})
-        taken = {key for graph in program.graphs.values() for key in input_ports(graph)}
-        unused = sorted(name for name in program.weights if f"weight:{name}" not in taken)
-        if unused:
-            notes.append(Note(NAME, "", f"weights that nothing reads: {', '.join(unused)}"))
-            weights = {name: weight for name, weight in program.weights.items() if name not in unused}
-            program = replace(program, weights=weights)
-        return program, notes
+
+def _shrunk(name: str, before: GraphModule, after: GraphModule) -> Note:
+    counts = [sum(len(item.graph.nodes) for item in modules(module)) for module in (before, after)]
+    return Note(NAME, name, f"{counts[0]} nodes, now {counts[1]}")
+
+
+def _gone(what: str, before: Mapping[str, object], after: Mapping[str, object]) -> list[Note]:
+    names = [name for name in before if name not in after]
+    return [Note(NAME, "", f"{what} that nothing reads: {', '.join(names)}")] if names else []

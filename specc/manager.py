@@ -155,10 +155,10 @@ class Pipeline:
         ctx = ctx or PassContext()
         self.check_order(program.properties)
         chosen = self._until(until)
-        if ctx.verify:
-            verify(program, after="lower")
+        checker = _Checker(ctx)
+        checker.verify(program, "lower")
         _dump(ctx, 0, "lower", program)
-        mark, records = _mark(program), []
+        mark, records = _mark(program), list[PassRecord]()
         for number, item in enumerate(chosen, 1):
             started = time.perf_counter()
             result = item.run(program, ctx)
@@ -168,8 +168,8 @@ class Pipeline:
                 raise DiagnosticError([_changed_error(item, result.changed)])
             kept = (program.properties & item.preserves) if result.changed else program.properties
             program = replace(result.program, properties=kept | item.establishes)
+            checker.verify(program, item.name)
             if ctx.verify:
-                verify(program, after=item.name)
                 last = number == len(chosen)
                 check_properties(program, program.properties if last else item.establishes, item.name)
             _dump(ctx, number, item.name, program)
@@ -186,6 +186,23 @@ class Pipeline:
             known = ", ".join(f"`{name}`" for name in ["lower", *names])
             raise DiagnosticError([error("SPC251", f"no pass `{until}` in this pipeline", help=f"it has {known}")])
         return self.passes[: len(names) - names[::-1].index(until)]
+
+
+class _Checker:
+    """Verifies a program after each pass; graphs whose text and level are as before are not looked into again."""
+
+    def __init__(self, ctx: PassContext) -> None:
+        self.ctx = ctx
+        self.seen: dict[str, tuple[bool, str]] = {}
+
+    def verify(self, program: DecodeProgram, after: str) -> None:
+        if not self.ctx.verify:
+            return
+        buffered = BUFFERED in program.properties
+        now = {name: (buffered, fingerprint(graph)) for name, graph in program.graphs.items()}
+        changed = [name for name, state in now.items() if self.seen.get(name) != state]
+        verify(program, after=after, spans=self.ctx.spans, only=changed)
+        self.seen = now
 
 
 def check_properties(program: DecodeProgram, names: frozenset[str], after: str) -> None:

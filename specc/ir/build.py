@@ -8,24 +8,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
+from specc.ir.infer import fake, fake_mode, infer
 from specc.ir.loop import Operand, fake_loop, loop, slice_operand
 from specc.ir.port import Port
 
-_MODE = FakeTensorMode(allow_non_fake_inputs=False)
-
-
-def fake_mode() -> FakeTensorMode:
-    """The one mode that all graph types live in (fakes of different modes don't mix)."""
-    return _MODE
-
-
-def fake(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A fake tensor; symbolic sizes are `dims.BATCH` and `dims.CHUNK`."""
-    with _MODE:
-        return torch.empty(tuple(shape), dtype=dtype)
+__all__ = [
+    "BodyBuilder",
+    "GraphBuilder",
+    "body_types",
+    "fake",
+    "fake_mode",
+    "output_node",
+    "output_values",
+    "value_of",
+]
 
 
 def value_of(argument: Any) -> Any:
@@ -84,9 +82,7 @@ class GraphBuilder:
     def call(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Node:
         """A call of an OpOverload (or `operator` function on ints), typed by running it on fakes."""
         node = self.graph.create_node("call_function", target, args, kwargs, name)
-        with _MODE:
-            value = target(*value_of(args), **{key: value_of(item) for key, item in kwargs.items()})
-        return self._finish(node, value)
+        return self._finish(node, infer(target, args, kwargs))
 
     def item(self, node: Node, index: int, name: str | None = None) -> Node:
         """`node[index]` of a tuple result."""
@@ -118,7 +114,7 @@ class GraphBuilder:
         attribute = self.body(module, f"{name or axis}_body")
         arguments = (axis, attribute, trip, list(carried), list(sliced), list(invariant))
         node = self.graph.create_node("call_function", loop, arguments, {}, name)
-        with _MODE:
+        with fake_mode():
             results = fake_loop(
                 axis,
                 body_types(module),
@@ -172,7 +168,7 @@ class BodyBuilder(GraphBuilder):
             self.inside[name] = self.placeholder(name, node.meta["val"])
         for name, node in sliced.items():
             value: Operand = node.meta["val"]
-            with _MODE:
+            with fake_mode():
                 self.inside[name] = self.placeholder(name, slice_operand(axis, value, 0))
         for name, node in invariant.items():
             self.inside[name] = self.placeholder(name, node.meta["val"])

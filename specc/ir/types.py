@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
-from specc.ir.build import body_types, fake_mode, output_values, value_of
+from specc.ir.build import body_types, output_values, value_of
 from specc.ir.dims import type_text
+from specc.ir.infer import UntypedError, fake_mode, infer
 from specc.ir.loop import fake_loop, loop, slice_operand
 
-
-class UntypedError(Exception):
-    """An operand has no recorded type (`meta["val"]`), so nothing can be inferred from it."""
+__all__ = [
+    "LoopTypeError",
+    "UntypedError",
+    "body_of",
+    "infer",
+    "node_type",
+    "operand_types",
+    "retype",
+    "same_type",
+    "signature",
+    "value_text",
+]
 
 
 class LoopTypeError(Exception):
@@ -48,26 +56,6 @@ def value_text(value: Any) -> str:
             return f"{len(parts)} x {parts[0]}"
         return f"({', '.join(parts)})"
     return "none" if value is None else type(value).__name__
-
-
-def infer(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Type of `target(*args, **kwargs)`; nodes among the arguments stand for their recorded types.
-
-    Raises UntypedError where a node has none. Works in the fake mode of the arguments (user graphs from
-    torch.export bring their own).
-    """
-
-    def recorded(node: Node) -> Any:
-        if "val" not in node.meta:
-            raise UntypedError(f"node `{node.name}` has no recorded type")
-        return node.meta["val"]
-
-    values = map_arg(tuple(args), recorded)
-    named = map_arg(dict(kwargs), recorded)
-    if target is operator.getitem and not isinstance(values[0], torch.Tensor):
-        return values[0][values[1]]
-    with detect_fake_mode((values, named)) or fake_mode():
-        return target(*values, **named)
 
 
 def node_type(module: GraphModule, node: Node) -> Any:
