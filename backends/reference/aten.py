@@ -43,7 +43,7 @@ _INFIX: Mapping[str, tuple[str, int]] = {
 _PREFIX: Mapping[str, str] = {"neg": "-", "bitwise_not": "~"}
 # Positional arguments of these overloads mean the same in the Tensor method of that name.
 _METHODS = frozenset(
-    """abs all amax amin any argmax argmin argsort clamp clone contiguous cos cumsum detach exp expand expm1 flip gather
+    """abs all amax amin any argmax argmin argsort clamp clamp_max clamp_min clone contiguous cos cumsum detach exp expand expand_as expm1 flip gather
     index_select isfinite isinf isnan log log1p logsumexp masked_fill max maximum mean min minimum narrow permute prod
     reciprocal repeat reshape rsqrt scatter select sigmoid sin softmax sqrt square squeeze sum t take tanh topk
     transpose tril triu unsqueeze view log_softmax to sort type_as new_zeros scatter_add index_add masked_scatter
@@ -64,6 +64,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "logical_not": "torch.logical_not",
     "logaddexp": "torch.logaddexp",
     "take_along_dim": "torch.take_along_dim",
+    "split_with_sizes": "torch.split",
     "matmul": "torch.matmul",
     "bmm": "torch.bmm",
     "linear": "F.linear",
@@ -110,7 +111,12 @@ def _embedding(printed: Sequence[Argument], raw: Sequence[Any]) -> Expr | None:
     return e.call("F.embedding", [printed[1], printed[0]]) if len(raw) == 2 else None
 
 
+def _size(printed: Sequence[Argument], raw: Sequence[Any]) -> Expr | None:
+    return e.subscript(Expr(f"{printed[0].at(e.ATOM)}.shape"), [printed[1]]) if len(raw) == 2 else None
+
+
 _SPECIAL: Mapping[str, Writer] = {
+    "sym_size.int": _size,
     "index.Tensor": _index,
     "select.int": _select,
     "slice.Tensor": _slice,
