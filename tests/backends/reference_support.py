@@ -13,6 +13,16 @@ from specc.backends.base import ModuleInfo
 from specc.backends.reference.backend import REFERENCE
 from specc.ir.interpreter import init_state, run_step
 from specc.lower.assemble import lower
+from specc.manager import Pass, PassContext, Pipeline
+from specc.passes.canonicalize import Canonicalize
+from specc.passes.cse import CommonSubexpressions
+from specc.passes.dce import DeadCode
+from specc.passes.fuse_deferred_state_update import FuseDeferredStateUpdate
+from specc.passes.fuse_projections import FuseProjections
+from specc.passes.insert_tree_masks import InsertTreeMasks
+from specc.passes.layer_major import LayerMajor
+from specc.passes.plan_buffers import PlanBuffers
+from specc.passes.rewrite_negative_indices import RewriteNegativeIndices
 from specc.program import DecodeProgram
 from specc.spec.load import loads
 
@@ -25,7 +35,9 @@ DRAFTS = {
 VOCABULARY = 23
 
 
-def spec_text(draft: str, *, update: str = "immediate", accept: str = "{stop_tokens: [5]}", kv: str = "path_index") -> str:
+def spec_text(
+    draft: str, *, update: str = "immediate", accept: str = "{stop_tokens: [5]}", kv: str = "path_index"
+) -> str:
     """A spec of a two-layer llama; `draft` is a key of DRAFTS."""
     return f"""specc: 1
 name: tiny
@@ -41,6 +53,28 @@ commit: {{kv: {kv}, update: {update}}}
 def program_of(draft: str, **options: str) -> DecodeProgram:
     """The naive program."""
     return lower(loads(spec_text(draft, **options)).spec)
+
+
+def planned(program: DecodeProgram, *, deferred: bool = False) -> DecodeProgram:
+    """The program after all passes up to plan-buffers."""
+    passes: list[Pass] = [RewriteNegativeIndices(), InsertTreeMasks(), LayerMajor()]
+    passes += [FuseDeferredStateUpdate()] if deferred else []
+    passes += [FuseProjections(), Canonicalize(), CommonSubexpressions(), DeadCode(), PlanBuffers()]
+    return Pipeline(tuple(passes)).run(program, PassContext(verify=False)).program
+
+
+def fused_weights(naive: DecodeProgram, program: DecodeProgram, seed: int = 0) -> dict[str, Any]:
+    """The naive program's random weights as the program wants them: fused projections are concatenations."""
+    own = weights_of(naive, seed)
+    by_source = {naive.weights[name].sources: value for name, value in own.items()}
+    made: dict[str, Any] = {}
+    for name, weight in program.weights.items():
+        parts = [by_source[(source,)] for source in weight.sources]
+        if weight.layers is None:
+            made[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        else:
+            made[name] = tuple(torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*parts, strict=True))
+    return made
 
 
 def weights_of(program: DecodeProgram, seed: int = 0) -> dict[str, Any]:
@@ -77,10 +111,10 @@ def generate(program: DecodeProgram, **info: Any) -> str:
 class Lockstep:
     """Runs interpreter and generated module side by side and compares every slot and result after every step."""
 
-    def __init__(self, program: DecodeProgram, batch: int, seed: int = 0) -> None:
+    def __init__(self, program: DecodeProgram, batch: int, weights: dict[str, Any] | None = None) -> None:
         self.program = program
         self.module = load_text(generate(program))
-        self.weights = weights_of(program, seed)
+        self.weights = weights_of(program) if weights is None else weights
         self.module_weights = self.module.Weights(**self.weights)
         self.interpreted: dict[str, torch.Tensor] = init_state(program, batch)
         self.state: Any = self.module.init_state(batch)
@@ -94,7 +128,9 @@ class Lockstep:
             assert value.dtype == other.dtype, (where, name)
             assert value.shape == other.shape, (where, name)
             if value.dtype.is_floating_point:
-                torch.testing.assert_close(other, value, rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{where} {n}: {text}")
+                torch.testing.assert_close(
+                    other, value, rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{where} {n}: {text}"
+                )
             else:
                 assert torch.equal(value, other), (where, name, value, other)
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.reference_support import VOCABULARY, Lockstep, generate, load_text, program_of, weights_of
+from tests.backends.reference_support import (
+    VOCABULARY,
+    Lockstep,
+    fused_weights,
+    generate,
+    load_text,
+    planned,
+    program_of,
+    weights_of,
+)
 
 PROMPTS = [[3, 4, 6, 3, 4, 7, 3, 4], [1], [8, 9, 8, 9, 8]]
 
@@ -41,3 +50,29 @@ def test_decoder_is_lossless(draft: str) -> None:
     if draft != "plain":
         assert fast.acceptance_length > 1.0
     assert all(0 <= token < VOCABULARY for row in fast.tokens for token in row)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+def test_module_equals_interpreter_on_planned_programs(draft: str, deferred: bool) -> None:
+    naive = program_of(draft, update="deferred" if deferred else "immediate")
+    program = planned(naive, deferred=deferred)
+    both = Lockstep(program, batch=3, weights=fused_weights(naive, program))
+    both.prefill(*padded(PROMPTS))
+    for _ in range(6):
+        both.speculate()
+    both.decode()
+    both.speculate()
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+def test_planned_decoder_writes_the_same_text_as_the_naive_one(draft: str, deferred: bool) -> None:
+    naive = program_of(draft, update="deferred" if deferred else "immediate")
+    program = planned(naive, deferred=deferred)
+    module, oracle = load_text(generate(program)), load_text(generate(naive))
+    expected = oracle.Decoder(oracle.Weights(**weights_of(naive))).generate(PROMPTS, 20, speculative=False)
+    decoder = module.Decoder(module.Weights(**fused_weights(naive, program)))
+    assert decoder.generate(PROMPTS, 20).tokens == expected.tokens
+    assert decoder.generate(PROMPTS, 20, speculative=False).tokens == expected.tokens
+    assert [decoder.generate([prompt], 20).tokens[0] for prompt in PROMPTS] == expected.tokens
