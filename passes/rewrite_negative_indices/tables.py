@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from specc.ir import ops
 from specc.ir.edit import Editor, LoopParts, bodies, is_loop, loop_parts
+from specc.ir.interpreter import Poison
 from specc.ir.ranges import Ranges
 from specc.ir.ranges.bounds import integer
 from specc.ir.ranges.calls import call_of, shape_of
@@ -63,6 +64,9 @@ def shift_tables(module: GraphModule, ranges: Ranges, graph: str) -> list[Note]:
             continue
         for use in table.shifts:
             _shift(use, ranges, table.rows, shifted)
+        if _is_padding(made, reads, ranges):
+            # Row 0 only fills masked lanes: checks may put anything there.
+            made.meta["poison"] = Poison(dim, 0, 1)
         notes.append(_note(made, graph, _summary(table, reads, ranges), fired=True))
     return notes
 
@@ -246,6 +250,12 @@ def _row_name(operand: Node) -> str:
         if not isinstance(source, Node):
             return f"{node.name.split('_or_')[0]}_row"
         node = source
+
+
+def _is_padding(made: Node, reads: list[IndexUse], ranges: Ranges) -> bool:
+    """The dummy row of rows of floats that no read takes for the committed context."""
+    committed = any("committed" in ranges.of(use.operand).sentinels for use in reads)
+    return not committed and bool(made.meta["val"].dtype.is_floating_point)
 
 
 def _summary(table: Table, reads: list[IndexUse], ranges: Ranges) -> str:

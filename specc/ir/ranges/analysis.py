@@ -156,7 +156,9 @@ class _Run:
         if isinstance(result, tuple):
             parts = fake if isinstance(fake, (tuple, list)) else [None] * len(result)
             return tuple(
-                iv.fit(item, dtype_of(part)) if isinstance(item, Interval) and is_integral(part) else None
+                iv.fit(item if isinstance(item, Interval) else EVERYTHING, dtype_of(part))
+                if is_integral(part)
+                else None
                 for item, part in zip(result, parts, strict=False)
             )
         if isinstance(fake, (tuple, list)):
@@ -260,12 +262,15 @@ class _Run:
 
     def _widened(self, parts: LoopParts, start: list[Value], visit: Any, everywhere: Interval) -> Value:
         state, count = list(start), len(start)
+        steps = _literals(parts.body)
         while True:
             results = visit(state, everywhere)
             after = [_join(old, new) for old, new in zip(state, results[:count], strict=True)]
             if after == state:
                 break
-            state = [_widen(old, new, node) for old, new, node in zip(state, after, parts.carried_inside, strict=True)]
+            state = [
+                _widen(old, new, node, steps) for old, new, node in zip(state, after, parts.carried_inside, strict=True)
+            ]
         for _ in range(_NARROW):
             state = [_join(old, new) for old, new in zip(start, results[:count], strict=True)]
             results = visit(state, everywhere)
@@ -291,10 +296,18 @@ def _join(old: Value, new: Value) -> Value:
     return EVERYTHING if isinstance(old, Interval) else None
 
 
-def _widen(old: Value, new: Value, node: Node) -> Value:
+def _widen(old: Value, new: Value, node: Node, steps: Sequence[int]) -> Value:
     if not isinstance(old, Interval) or not isinstance(new, Interval):
         return new
-    return iv.meet(iv.widen(old, new), iv.limits(dtype_of(node)))
+    return iv.meet(iv.widen(old, new, steps), iv.limits(dtype_of(node)))
+
+
+def _literals(body: GraphModule) -> list[int]:
+    """The numbers that a body's ops mention: where growth is likely to stop."""
+    found: set[int] = set()
+    for node in body.graph.nodes:
+        found.update(item for item in (*node.args, *node.kwargs.values()) if type(item) is int)
+    return sorted(found)
 
 
 def _sliced(held: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 
@@ -234,15 +235,12 @@ def fit(value: Interval, dtype: torch.dtype | None) -> Interval:
     return value if low and high else whole
 
 
-def widen(before: Interval, after: Interval) -> Interval:
-    """Ends that still move go to the next of -1, 0, or infinity."""
-    low = before.low if before.low <= after.low else _lower_threshold(after.low)
-    high = before.high if after.high <= before.high else INFINITY
+def widen(before: Interval, after: Interval, thresholds: Sequence[int] = ()) -> Interval:
+    """Ends that still move go to the next of `thresholds`, -1 and 0, or to infinity (widening with thresholds)."""
+    steps = [integer(step) for step in sorted({*thresholds, -1, 0})]
+    low, high = before.low, before.high
+    if not before.low <= after.low:
+        low = next((step for step in reversed(steps) if step <= after.low), MINUS_INFINITY)
+    if not after.high <= before.high:
+        high = next((step for step in steps if after.high <= step), INFINITY)
     return Interval(low, high, before.sentinels | after.sentinels)
-
-
-def _lower_threshold(low: Bound) -> Bound:
-    for threshold in (ZERO, integer(-1)):
-        if threshold <= low:
-            return threshold
-    return MINUS_INFINITY
