@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,20 @@ from specc.spec.overrides import apply_overrides
 from specc.spec.resolve import resolve
 from specc.spec.source import SourceMap
 from specc.spec.text import check_size, read_text
+
+_PLAIN_WORD = re.compile("[a-z][a-z_]*")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text in quotes unless it is a plain word: PyYAML leaves `1e3` and `0o17` bare, which are numbers."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if _PLAIN_WORD.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ def loads(text: str, file: str = "<string>", overrides: Sequence[str] = (), base
 
 def from_mapping(mapping: Mapping[str, Any], overrides: Sequence[str] = (), base: Path | None = None) -> LoadedSpec:
     """Load a spec from plain values, such as a changed `to_mapping(spec)`; spans show it written as YAML."""
-    text = yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=10_000)
+    text = yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     return _load(text, "<mapping>", overrides, Path() if base is None else base)
 
 

@@ -231,6 +231,18 @@ def test_only_plain_names_pass(name: str) -> None:
         assert spec.name == name
 
 
+@given(
+    st.text(max_size=20)
+    | st.sampled_from(["1e3", "0o17", "on", "null", "~", "12:30", " x ", "a\nb", "\x85", "\u2028", "\x00"])
+)
+def test_any_description_is_kept_as_it_is(text: str) -> None:
+    mapping: dict[str, Any] = yaml.safe_load(SPEC_START)
+    mapping["description"] = text
+    spec = from_mapping(mapping).spec
+    assert spec.description == text
+    assert to_mapping(spec)["description"] == text
+
+
 @given(STATIC)
 def test_static_choices_are_accepted_exactly_if_they_are_a_sorted_tree(choices: list[list[int]]) -> None:
     paths = [tuple(path) for path in choices]

@@ -15,6 +15,9 @@ from specc.codes.entry import SPEC_START
 from specc.diagnostics import SpecError
 from specc.models.geometry import RopeScaling
 from specc.spec import LoadedSpec, Spec, fingerprint, from_mapping, load, loads, to_mapping
+from specc.spec.compose import compose
+from specc.spec.nodes import Text
+from specc.spec.overrides import apply_overrides
 
 SPECS = sorted((Path(__file__).resolve().parents[2] / "specs").glob("*.yaml"))
 SIZES = {
@@ -56,6 +59,7 @@ def codes(text: str, *overrides: str) -> list[str]:
         ("method: eagle3, tree: static, choices: [[0], [0, 0], [0, 0, 0]]", 3, 3, 1, True, 4),
         ("method: eagle3, tree: static, choices: [[0], [1]]", 2, 1, 2, False, 2),
         ("method: eagle3, tree: static, choices: [[1]]", 1, 1, 2, True, 2),
+        ("method: eagle3, tree: dynamic, num_speculative_tokens: 1", 1, 5, 4, True, 2),
     ],
 )
 def test_draft_sizes(text: str, tokens: int, steps: int, top_k: int, chain: bool, max_path: int) -> None:
@@ -226,7 +230,21 @@ def test_override_of_list_items() -> None:
     assert loaded.spec.accept.stop_tokens == (1, 5, 6)
 
 
+def test_override_replaces_a_section_with_its_places() -> None:
+    text = SPEC_START + "sampling: {seed: 3, top_p: 0.5}\n"
+    loaded = loads(text, "t.yaml", ["sampling={top_k: 0}"])
+    assert loaded.spec.sampling.seed == 0
+    assert loaded.source.has("sampling", "top_k")
+    assert not loaded.source.has("sampling", "seed")
+
+
 def test_overrides_leave_their_input_alone() -> None:
+    composed = compose(Text("a: {b: [1]}\n", "t.yaml"))
+    assert apply_overrides(composed, ["a.b.0=2", "a.c=3"]).value == {"a": {"b": [2], "c": 3}}
+    assert composed.value == {"a": {"b": [1]}}
+
+
+def test_overrides_do_not_reach_through_aliases() -> None:
     text = SPEC_START + "a: &a {seed: 1}\nsampling: *a\n"
     assert "SPC020" in codes(text, "sampling.seed=2")
     shared = SPEC_START.replace("config: {", "config: &c {") + "draft: {method: draft_model, config: *c}\n"
@@ -249,6 +267,11 @@ def test_fingerprint_ignores_description_order_paths_and_written_defaults() -> N
     head, tail = SPEC_START.split("target:", 1)
     second = "numerics: exact\ndescription: other\ntarget:" + tail + head + "draft: {tree: chain, method: eagle3}\n"
     assert fingerprint(loads(first).spec) == fingerprint(loads(second).spec)
+
+
+def test_fingerprint_ignores_the_order_of_pass_options() -> None:
+    first, second = (loads(SPEC_START + f"passes: [{{dce: {{{text}}}}}]\n") for text in ("a: 1, b: 2", "b: 2, a: 1"))
+    assert fingerprint(first.spec) == fingerprint(second.spec)
 
 
 def test_fingerprint_is_stable_across_processes_and_hash_seeds() -> None:
