@@ -176,7 +176,8 @@ class Backend(Section):
     ascend: Ascend = Ascend()
 
 
-PassOption = bool | int | float | str | None
+PassScalar = bool | int | float | str | None
+PassOption = PassScalar | tuple[PassScalar, ...]
 
 
 class PassEntry(Section):

@@ -98,7 +98,7 @@ def read_invariants(raw: object, source: SourceMap, broken: Collection[Path]) ->
 
 
 def _option_problems(options: object, path: Path, source: SourceMap) -> list[Diagnostic]:
-    """Options are plain names with a number, true, false, null or a short text each (SPC022, SPC025)."""
+    """Options are plain names with a number, true, false, null, a short text or a list each (SPC022, SPC025)."""
     if options is None:
         return []
     if not isinstance(options, dict):
@@ -114,12 +114,19 @@ def _option_problems(options: object, path: Path, source: SourceMap) -> list[Dia
                     label="not an allowed name",
                 )
             )
-        plain_text = isinstance(value, str) and len(value) <= MAX_OPTION_TEXT
-        finite = isinstance(value, float) and isfinite(value)
-        if not (value is None or plain_text or finite or isinstance(value, bool | int)):
-            expected = "a number, true, false or a short text"
+        items = value if isinstance(value, list) else [value]
+        if not all(_is_option(item) for item in items):
+            expected = "a number, true, false, a short text, or a list of these"
             findings.append(wrong_type(expected, value, (*path, key), source))
     return findings
+
+
+def _is_option(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_OPTION_TEXT
+    if isinstance(value, float):
+        return isfinite(value)
+    return value is None or isinstance(value, bool | int)
 
 
 def _unknown_pass(name: str, path: Path, source: SourceMap) -> Diagnostic:

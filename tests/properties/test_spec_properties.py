@@ -188,7 +188,7 @@ def legal_specs(draw: st.DrawFn) -> dict[str, Any]:
     }
     spec["commit"] = {"update": draw(st.sampled_from(["immediate", "deferred"])), "fast_reorder": draw(st.booleans())}
     spec["runtime"] = {"max_sequence_length": draw(st.integers(2, 1000)), "max_batch_size": draw(st.integers(1, 8))}
-    spec["passes"] = draw(st.sampled_from(["default", ["dce", {"cse": {"level": 2}}]]))
+    spec["passes"] = draw(st.sampled_from(["default", ["dce", {"cse": {"level": 2, "only": ["a", 1.5, True]}}]]))
     return spec
 
 
