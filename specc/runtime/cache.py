@@ -20,6 +20,7 @@ from pathlib import Path
 from specc.diagnostics import DiagnosticError, error
 
 MANIFEST = "specc-manifest.json"
+MODELS_FOLDER = "models"
 CHUNK_BYTES = 1 << 20
 
 
@@ -38,7 +39,7 @@ def cache_root() -> Path:
 
 def model_folder(name: str) -> Path:
     """Where the fetched model `name` lies, whether or not it has been fetched."""
-    return cache_root() / "models" / name
+    return cache_root() / MODELS_FOLDER / name
 
 
 def sha256_of(path: Path) -> str:

