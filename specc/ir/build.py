@@ -75,6 +75,7 @@ class GraphBuilder:
     def placeholder(self, name: str, value: Any, port: Port | None = None) -> Node:
         """An input; `value` is a fake tensor, a tuple of them, or an int (loop index)."""
         node = self._finish(self.graph.placeholder(name), value)
+        node.target = node.name  # FX renames a node whose name is taken, but not the argument it stands for
         if port is not None:
             node.meta["port"] = port
         return node

@@ -212,6 +212,7 @@ def add_invariant(node: Node, operand: Any, name: str) -> Node:
     last = parts.inside[-1] if parts.inside else parts.index
     with parts.body.graph.inserting_after(last):
         inside = parts.body.graph.placeholder(name)
+    inside.target = inside.name  # FX renames a node whose name is taken, but not the argument it stands for
     source = operand if isinstance(operand, Node) else node
     inside.meta |= {key: source.meta[key] for key in ("keys", "passes") if key in source.meta}
     if not isinstance(operand, Node) or "val" in operand.meta:
