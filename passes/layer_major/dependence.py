@@ -87,6 +87,11 @@ def _dependence(scope: Scope, place: int, layers: set[Node], after: set[Node]) -
     if write is not None and write.table.sliced:
         return Dependence(inside.name, "0..N-1", "0")
     if write is not None and write.row.node not in after:
+        if write.row.node in _reach({inside}, forward=True):
+            raise Refused(
+                f"`{inside.name}` is a recurrence over tokens before the layers: each row is made from earlier ones, "
+                "at distance (1..N-1, 0); insert-tree-masks replaces such tables where it can prove what they hold"
+            )
         return Dependence(inside.name, "0..N-1", "0..L-1")
     count, kind = _layer_count(layers), scope.loop.axis
     reaches_layers = bool(_reach({inside}, forward=True) & layers)

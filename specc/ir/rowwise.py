@@ -196,6 +196,14 @@ def _gather(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return axis
 
 
+def _index(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """table[i, j, ...] of one table for all tokens: the indices come first in the result, broadcast."""
+    _uniform(args[:1], "the table")
+    if any(index is None for index in args[1]):
+        raise NotRowWise("it keeps a dim of the table in front of the indices")
+    return broadcast_axis(args[1])
+
+
 _POINTWISE = (
     "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar neg.default "
     "silu.default gelu.default relu.default sigmoid.default tanh.default exp.default log.default sqrt.default "
@@ -231,6 +239,7 @@ RULES: Mapping[object, Rule] = {
     aten.unsqueeze.default: _unsqueeze,
     aten.cat.default: _cat,
     aten.gather.default: _gather,
+    aten.index.Tensor: _index,
     aten.narrow.default: _along(1),
     aten.slice.Tensor: _along(1, 0),
     aten.split_with_sizes.default: _along(2, 0),

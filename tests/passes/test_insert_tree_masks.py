@@ -1,0 +1,389 @@
+"""insert-tree-masks: equal results, no leak between branches, reasons for near misses, and planted faults seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import GraphModule, Node
+
+from specc.ir import ops
+from specc.ir.clone import clone
+from specc.ir.dims import CHUNK
+from specc.ir.edit import Editor, finish, loop_parts, modules, retype
+from specc.ir.loop import loop
+from specc.passes.insert_tree_masks import insert_tree_masks
+from specc.passes.tree_masked import tree_masked
+from specc.program import DecodeProgram
+from specc.testing import DraftBatch, make_tree
+from tests.passes.tree_programs import (
+    TREES,
+    Small,
+    assert_same,
+    batches,
+    fused_weights,
+    naive_program,
+    staged,
+    verified,
+    weights_of,
+)
+
+aten = torch.ops.aten
+SMALL = TREES[0]
+BRANCHED = DraftBatch((make_tree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 3)), make_tree((6, 7, 8, 9), (-1, 0, 1, 0), 5)), (7, 0))
+
+
+def calls(module: GraphModule, target: object) -> list[Node]:
+    """Calls of an op in a module and its loop bodies."""
+    return [node for item in modules(module) for node in item.graph.nodes if node.target is target]
+
+
+def one(module: GraphModule, target: object) -> Node:
+    """The only call of an op."""
+    (node,) = calls(module, target)
+    return node
+
+
+def naive() -> GraphModule:
+    """A fresh copy of the naive verify."""
+    return clone(naive_program(SMALL).graphs["verify"])
+
+
+def masked() -> GraphModule:
+    """A fresh copy of verify with ancestor masks."""
+    return clone(staged(SMALL)["insert-tree-masks"].program.graphs["verify"])
+
+
+def with_verify(module: GraphModule) -> DecodeProgram:
+    """The small program with another verify."""
+    return naive_program(SMALL).with_graphs(verify=module)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_masked_and_naive_verify_agree(data: st.DataObject) -> None:
+    small = data.draw(st.sampled_from(TREES))
+    batch = data.draw(batches(small))
+    before = verified(naive_program(small), batch, small, weights_of(small))
+    program = staged(small)["insert-tree-masks"].program
+    assert_same(before, verified(program, batch, small, weights_of(small), strict=True))
+
+
+@pytest.mark.parametrize("stage", ["lower", "rewrite-negative-indices"])
+def test_paths_and_depths_are_gone_and_one_mask_stands_before_the_loop(stage: str) -> None:
+    module = naive() if stage == "lower" else staged(SMALL)[stage].program.graphs["verify"]
+    made, notes = insert_tree_masks(module, "verify")
+    assert [note.fired for note in notes] == [True]
+    assert "verify.attention" in notes[0].keys
+    mask = one(made, ops.ancestor_mask)
+    assert mask.graph is made.graph
+    parent_row, valid = mask.args
+    assert parent_row.target is aten.add.Tensor
+    assert parent_row.args[1] == 1
+    assert parent_row.args[0].meta["port"].name == "parent"
+    assert valid.meta["port"].name == "valid"
+    assert not calls(made, aten.index.Tensor)
+    assert len(loop_parts(one_loop(made)).carried) == 2, "K and V tables alone are carried"
+
+
+def one_loop(module: GraphModule) -> Node:
+    """The token loop."""
+    return next(node for node in module.graph.nodes if node.target is loop)
+
+
+def test_the_pattern_is_found_by_data_flow_whatever_the_names() -> None:
+    module = naive()
+    for item in modules(module):
+        for number, node in enumerate(item.graph.nodes):
+            if node.op != "get_attr":
+                node._rename(f"n{number}")
+    made, notes = insert_tree_masks(finish(module))
+    assert notes[0].fired
+    assert_same(
+        verified(naive_program(SMALL), BRANCHED, SMALL, weights_of(SMALL)),
+        verified(with_verify(made), BRANCHED, SMALL, weights_of(SMALL)),
+    )
+
+
+def test_a_second_run_changes_nothing() -> None:
+    module = masked()
+    made, notes = insert_tree_masks(module)
+    assert made is module
+    assert not any(note.fired for note in notes)
+
+
+def test_the_module_given_stays_as_it_is() -> None:
+    module = naive()
+    before = [item.code for item in modules(module)]
+    insert_tree_masks(module)
+    assert [item.code for item in modules(module)] == before
+
+
+def test_a_chain_is_left_alone_with_a_note_that_it_is_causal() -> None:
+    module = naive_program(Small(chain=True)).graphs["verify"]
+    made, notes = insert_tree_masks(module, "verify")
+    assert made is module
+    assert [(note.fired, "causal" in note.message) for note in notes] == [(False, True)]
+
+
+# Near misses: one edit each to the naive graph, and the reason that has to come back.
+
+
+def _body_of(module: GraphModule, target: object) -> tuple[Editor, Node]:
+    node = calls(module, target)[0]
+    owner = node.graph.owning_module
+    assert owner is not None
+    return Editor(owner, "edit"), node
+
+
+def _other_path_for_values(module: GraphModule) -> None:
+    editor, attention = _body_of(module, ops.tree_attention)
+    read = attention.args[5]
+    batch, path = read.args[1]
+    with editor.before(read):
+        other = editor.call(aten.clone.default, path)
+    read.args = (read.args[0], [batch, other])
+
+
+def _values_one_row_off(module: GraphModule) -> None:
+    editor, attention = _body_of(module, ops.tree_attention)
+    read = attention.args[5]
+    batch, path = read.args[1]
+    with editor.before(read):
+        other = editor.call(aten.add.Tensor, path, 1)
+    read.args = (read.args[0], [batch, other])
+
+
+def _all_lanes_valid(module: GraphModule) -> None:
+    _, mask = _body_of(module, aten.ge.Scalar)
+    mask.args = (mask.args[0], -2)
+
+
+def _depth_starts_at_zero(module: GraphModule) -> None:
+    for node in calls(module, ops.full_rows):
+        if node.meta["val"].dim() == 2:
+            node.args = (node.args[0], node.args[1], 0, node.args[3])
+
+
+def _depth_grows_by_two(module: GraphModule) -> None:
+    for node in calls(module, aten.add.Tensor):
+        if node.args[1] == 1:
+            node.args = (node.args[0], 2)
+
+
+def _padding_under_the_root(module: GraphModule) -> None:
+    for node in calls(module, aten.full_like.default):
+        if node.args[1] == -1:
+            node.args = (node.args[0], 0)
+
+
+def _path_of_another_table(module: GraphModule) -> None:
+    for node in calls(module, aten.full_like.default):
+        if isinstance(node.args[1], Node):
+            node.args = (node.args[0], 3)
+
+
+def _stale_rows(module: GraphModule) -> None:
+    _, attention = _body_of(module, ops.tree_attention)
+    read = attention.args[4]
+    written = read.args[0]
+    read.args = (written.args[0], read.args[1])
+
+
+def _no_row_for_the_context(module: GraphModule) -> None:
+    for node in calls(module, ops.full_rows):
+        shape = [size - 1 if size == SMALL.nodes + 1 else size for size in node.args[1]]
+        node.args = (node.args[0], shape, *node.args[2:])
+    retype(module)
+
+
+NEAR_MISSES: list[tuple[Callable[[GraphModule], None], str]] = [
+    (_other_path_for_values, "different paths"),
+    (_values_one_row_off, "reads node j at row j + 1, but it is written at row j + 0"),
+    (_all_lanes_valid, "`path >= 0`"),
+    (_depth_starts_at_zero, "does not start at -1"),
+    (_depth_grows_by_two, "is not the parent's depth + 1"),
+    (_padding_under_the_root, "is not where(valid, parent, -1)"),
+    (_path_of_another_table, "does not put the node's own number into its path"),
+    (_stale_rows, "is not a table with the token's own row written into it"),
+    (_no_row_for_the_context, "which a node overwrites"),
+]
+
+
+@pytest.mark.parametrize(("edit", "reason"), NEAR_MISSES)
+def test_a_near_miss_is_left_alone_with_its_reason(edit: Callable[[GraphModule], None], reason: str) -> None:
+    module = naive()
+    edit(module)
+    made, notes = insert_tree_masks(finish(module), "verify")
+    assert made is module
+    assert [note.fired for note in notes] == [False]
+    assert reason in notes[0].message
+
+
+def test_a_tree_of_unknown_size_is_left_alone() -> None:
+    module = naive()
+    parts = loop_parts(one_loop(module))
+    for operand in parts.sliced:
+        value = operand.meta["val"]
+        operand.meta["val"] = value.new_empty((value.shape[0], CHUNK))
+    parts.node.args = (*parts.node.args[:2], None, *parts.node.args[3:])
+    _, notes = insert_tree_masks(module)
+    assert "number of nodes is not fixed" in notes[0].message
+
+
+# The predicate.
+
+
+def test_the_predicate_tells_naive_from_masked_programs() -> None:
+    assert any("k_path" in fault for fault in tree_masked(naive_program(SMALL)))
+    for stage in ("insert-tree-masks", "layer-major", "fuse-projections"):
+        assert tree_masked(staged(SMALL)[stage].program) == []
+
+
+def _forged_mask(module: GraphModule) -> None:
+    mask = one(module, ops.ancestor_mask)
+    editor = Editor(module, "edit")
+    with editor.after(mask):
+        forged = editor.call(aten.ones_like.default, mask)
+    mask.replace_all_uses_with(forged, delete_user_cb=lambda user: user is not forged)
+
+
+@pytest.mark.parametrize("stage", ["insert-tree-masks", "layer-major"])
+def test_the_predicate_sees_a_mask_that_is_no_ancestor_mask(stage: str) -> None:
+    module = clone(staged(SMALL)[stage].program.graphs["verify"])
+    _forged_mask(module)
+    assert any("mask" in fault for fault in tree_masked(with_verify(finish(module))))
+
+
+def test_the_predicate_sees_values_that_pass_from_node_to_node() -> None:
+    module = masked()
+    parts = loop_parts(one_loop(module))
+    body = Editor(parts.body, "edit")
+    count = len(parts.carried)
+    hidden = parts.stacked_out[0]
+    first = parts.carried_inside[-1]
+    with parts.body.graph.inserting_after(first):
+        previous = parts.body.graph.placeholder("previous")
+    previous.meta.update(hidden.meta)
+    embedded = one(parts.body, aten.embedding.default)
+    with body.after(embedded):
+        mixed = body.call(aten.add.Tensor, embedded, previous)
+    embedded.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
+    values = list(parts.body.graph.output_node().args[0])
+    parts.body.graph.output_node().args = ((*values[:count], hidden, *values[count:]),)
+    outer = Editor(module, "edit")
+    with outer.before(parts.node):
+        start = outer.call(aten.embedding.default, parts.invariant[-1], parts.sliced[0])
+    arguments = list(parts.node.args)
+    arguments[3] = [*arguments[3], start]
+    parts.node.args = tuple(arguments)
+    assert any("passes from each node to the next" in fault for fault in tree_masked(with_verify(module)))
+
+
+# No leak: what is not an ancestor can't be noticed, bit for bit.
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_tokens_of_other_branches_leave_a_node_bit_identical(data: st.DataObject) -> None:
+    small = data.draw(st.sampled_from(TREES[2:]))
+    stage = data.draw(st.sampled_from(["insert-tree-masks", "layer-major", "fuse-projections"]))
+    batch = data.draw(batches(small))
+    row = data.draw(st.integers(0, len(batch.trees) - 1))
+    tree = batch.trees[row]
+    node = data.draw(st.integers(0, tree.num_valid - 1))
+    family, above = set(), node
+    while above >= 0:
+        family.add(above)
+        above = tree.parent[above]
+    tokens = tuple(t if i in family else (t + 1) % 13 for i, t in enumerate(tree.tokens))
+    trees = (*batch.trees[:row], replace(tree, tokens=tokens), *batch.trees[row + 1 :])
+    program = staged(small)[stage].program
+    weights = fused_weights(program, small)
+    first = verified(program, batch, small, weights)
+    second = verified(program, replace(batch, trees=trees), small, weights)
+    assert torch.equal(first["logits"][row, node], second["logits"][row, node])
+    assert torch.equal(first["k_candidate"][:, row, node], second["k_candidate"][:, row, node])
+    if tokens[0] != tree.tokens[0] or len(family) < small.nodes:
+        assert not torch.equal(first["logits"][row], second["logits"][row]), "the change has to be seen somewhere"
+
+
+# Planted faults: the comparison above must see each of them.
+
+
+def _edit_mask(change: Callable[[Editor, Node], Node]) -> Callable[[GraphModule], None]:
+    def edit(module: GraphModule) -> None:
+        mask = one(module, ops.ancestor_mask)
+        editor = Editor(module, "edit")
+        with editor.after(mask):
+            anchor = editor.call(aten.clone.default, mask)
+        with editor.after(anchor):
+            new = change(editor, anchor)
+        mask.replace_all_uses_with(new, delete_user_cb=lambda user: user is not anchor)
+        module.graph.lint()
+
+    return edit
+
+
+def _drop_one_bit(editor: Editor, mask: Node) -> Node:
+    """Node 4 doesn't see node 1."""
+    with editor.graph.inserting_after(mask):
+        row = editor.call(aten.select.int, mask, 1, 4)
+    with editor.graph.inserting_after(row):
+        bit = editor.call(aten.select.int, row, 1, 1)
+    with editor.graph.inserting_after(bit):
+        off = editor.call(aten.zeros_like.default, bit)
+    with editor.graph.inserting_after(off):
+        changed = editor.call(aten.select_scatter.default, row, off, 1, 1)
+    with editor.graph.inserting_after(changed):
+        return editor.call(aten.select_scatter.default, mask, changed, 1, 4)
+
+
+def _without_self(editor: Editor, mask: Node) -> Node:
+    return editor.call(aten.tril.default, mask, -1)
+
+
+def _shifted_depth(module: GraphModule) -> None:
+    """Depths counted with the dummy root, as they would be from shifted parents."""
+    for node in module.graph.nodes:
+        if node.target is aten.sub.Tensor and node.args[1] == 1 and node.args[0].target is aten.sum.dim_IntList:
+            node.args = (node.args[0], 0)
+
+
+def _swapped_tables(module: GraphModule) -> None:
+    attention = one(module, ops.tree_attention)
+    arguments = list(attention.args)
+    arguments[4], arguments[5] = arguments[5], arguments[4]
+    attention.args = tuple(arguments)
+
+
+def _values_from_other_rows(module: GraphModule) -> None:
+    editor, attention = _body_of(module, ops.tree_attention)
+    rows = attention.args[5]
+    with editor.before(attention):
+        moved = editor.call(aten.roll.default, rows, [1], [1])
+    attention.args = (*attention.args[:5], moved, *attention.args[6:])
+
+
+PLANTED = [
+    _edit_mask(_drop_one_bit),
+    _edit_mask(_without_self),
+    _shifted_depth,
+    _swapped_tables,
+    _values_from_other_rows,
+]
+
+
+@pytest.mark.parametrize("stage", ["insert-tree-masks", "layer-major"])
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_are_seen_by_the_comparison(fault: Callable[[GraphModule], None], stage: str) -> None:
+    module = clone(staged(SMALL)[stage].program.graphs["verify"])
+    fault(module)
+    before = verified(naive_program(SMALL), BRANCHED, SMALL, weights_of(SMALL))
+    after = verified(with_verify(finish(module)), BRANCHED, SMALL, weights_of(SMALL))
+    with pytest.raises(AssertionError, match=r"logits|candidate"):
+        assert_same(before, after)
