@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from specc.ir.edit import is_impure, is_loop, loop_parts
@@ -64,6 +65,8 @@ def _shared(node: Node, salt: int) -> Iterator[tuple[Node, Node]]:
     if call is not None and is_loop_result(node):
         return
     if call is not None and not call.in_place and call.name in RULES and call.name not in _VIEWS:
+        return
+    if isinstance(node.target, OpOverload) and not any(result.alias_info for result in node.target._schema.returns):
         return
     operands = node.all_input_nodes[:1] if call is not None and call.in_place else node.all_input_nodes
     for operand in operands:
