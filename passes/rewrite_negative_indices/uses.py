@@ -110,7 +110,7 @@ def _wrapped(editor: Editor, index: Node, count: int | Node, *, scalar: bool) ->
 def _mask(module: GraphModule, use: IndexUse) -> str | None:
     """-1 means padding: read row 0 and zero the result, or write to a row behind the last that is dropped."""
     call = call_of(use.node)
-    if call is None or call.in_place or use.is_scalar or use.dim is None:
+    if (call is not None and call.in_place) or use.is_scalar or use.dim is None:
         return None
     if use.op in _ROW_READS:
         _mask_read(Editor(module, ORIGIN), use)

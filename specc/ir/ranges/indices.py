@@ -82,6 +82,7 @@ def index_uses(node: Node) -> Iterator[IndexUse]:
     """The index operands of one node, in the order of its arguments."""
     call = call_of(node)
     if call is None:
+        yield from _embedding_module(node)
         return
     declaration = info(node.target)
     if declaration is not None:
@@ -146,6 +147,18 @@ def _embedding(call: Call) -> Iterator[IndexUse]:
     sized = _size(table, 0)
     if found is not None and sized is not None:
         yield IndexUse(call.node, call.name, *found, table, 0, sized[0], "raise")
+
+
+def _embedding_module(node: Node) -> Iterator[IndexUse]:
+    """An nn.Embedding that symbolic_trace keeps as a call of the submodule; the node stands for its table."""
+    owner = node.graph.owning_module
+    if node.op != "call_module" or owner is None:
+        return
+    table = owner.get_submodule(str(node.target))
+    if isinstance(table, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+        place: Place = ("args", 0) if node.args else ("kwargs", "input")
+        operand = node.args[0] if node.args else node.kwargs["input"]
+        yield IndexUse(node, "embedding", operand, place, node, 0, integer(table.num_embeddings), "raise")
 
 
 def _listed(call: Call) -> Iterator[IndexUse]:

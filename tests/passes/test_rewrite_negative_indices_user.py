@@ -1,0 +1,473 @@
+"""rewrite_negative_indices on users' functions, in the style of public tree-decoding code, from both tracers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.fx import GraphModule, symbolic_trace
+
+from specc.diagnostics import Diagnostic, DiagnosticError
+from specc.ir.clone import clone
+from specc.ir.interpreter import IndexRangeError, Interpreter
+from specc.ir.port import ValueRange
+from specc.ir.ranges.indices import all_index_uses
+from specc.manager import Note
+from specc.passes.rewrite_negative_indices import Policy, rewrite_negative_indices, unsafe_indices
+from specc.passes.rewrite_negative_indices.types import record_types
+
+Inputs = dict[str, torch.Tensor]
+Ranges = Mapping[str, ValueRange | tuple[int, int]]
+NODES, PATHS, DEPTH, HIDDEN = 7, 4, 3, 5
+PATH = ValueRange(-1, NODES - 1, "wrap")
+PAD = ValueRange(-1, NODES - 1, "pad")
+
+
+def exported(function: Callable[..., Any], inputs: Inputs) -> GraphModule:
+    """Through torch.export; placeholders are called as the inputs are."""
+
+    class Wrapped(torch.nn.Module):
+        def forward(self, **named: torch.Tensor) -> Any:
+            return function(**named)
+
+    return torch.export.export(Wrapped(), (), dict(inputs)).module()
+
+
+def traced(function: Callable[..., Any], inputs: Inputs) -> GraphModule:
+    return symbolic_trace(function)
+
+
+TRACERS = [exported, traced]
+
+
+def rewrite(
+    tracer: Callable[..., GraphModule], function: Callable[..., Any], inputs: Inputs, ranges: Ranges, **options: Any
+) -> tuple[GraphModule, GraphModule, tuple[Note, ...]]:
+    """(the traced module, the rewritten one, notes)."""
+    module = tracer(function, inputs)
+    made, notes = rewrite_negative_indices(
+        module, ranges, example_inputs=None if tracer is exported else list(inputs.values()), **options
+    )
+    return module, made, notes
+
+
+def strict(module: GraphModule, inputs: Inputs) -> Any:
+    clones = [value.clone() for value in inputs.values()]
+    result = Interpreter(module, strict=True).run(*clones)
+    return result[0] if isinstance(result, tuple) and len(result) == 1 else result
+
+
+def paths() -> torch.Tensor:
+    return torch.tensor([[0, 1, 3], [0, 1, 4], [0, 2, -1], [0, -1, -1]])
+
+
+def padded_candidates(tree_tokens: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
+    """The token of every path node; a pad token behind the last node is what -1 finds."""
+    extended = torch.cat([tree_tokens, torch.full_like(tree_tokens[:1], -100)])
+    return extended[retrieve]
+
+
+def path_logits(logits: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
+    return logits[0, retrieve]
+
+
+def accepted_rows(cache: torch.Tensor, select: torch.Tensor) -> torch.Tensor:
+    """K or V rows [layers, heads, rows, size] along the accepted path."""
+    return cache[:, :, select]
+
+
+def newest_row(cache: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """The row before `length`: none of them at 0 reads the last one, as eager torch does."""
+    return cache[length - 1]
+
+
+def last_token_logits(logits: torch.Tensor) -> torch.Tensor:
+    return logits[:, -1]
+
+
+def last_two(logits: torch.Tensor) -> torch.Tensor:
+    return logits[..., -2:, :]
+
+
+def all_but_last(tokens: torch.Tensor) -> torch.Tensor:
+    return tokens[:-1]
+
+
+def narrow_from_end(tokens: torch.Tensor) -> torch.Tensor:
+    return torch.narrow(tokens, 0, -3, 2)
+
+
+def flat_take(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return torch.take(table, index)
+
+
+def along_dim(scores: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
+    return torch.take_along_dim(scores, parent, 1)
+
+
+def put_nodes(table: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return table.index_put((place,), rows)
+
+
+def put_in_place(table: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    out = table.clone()
+    out.index_put_((place,), rows)
+    return out * 2
+
+
+def mask_filter(tokens: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
+    """Paths without padding, then their tokens: the bool mask is no row number."""
+    rows = retrieve.clamp(min=0)
+    return torch.where(retrieve >= 0, tokens[rows], torch.zeros_like(tokens[rows]))
+
+
+@dataclass(frozen=True)
+class Case:
+    function: Callable[..., Any]
+    inputs: Inputs
+    ranges: Ranges
+
+
+def _logits() -> torch.Tensor:
+    return torch.arange(2.0 * NODES * HIDDEN).reshape(2, NODES, HIDDEN)
+
+
+TOKENS = torch.arange(10, 10 + NODES)
+WRAPS: dict[str, Case] = {
+    "pad token behind the last": Case(
+        padded_candidates, {"tree_tokens": TOKENS, "retrieve": paths()}, {"retrieve": PATH}
+    ),
+    "logits by retrieve indices": Case(path_logits, {"logits": _logits(), "retrieve": paths()}, {"retrieve": PATH}),
+    "cache rows by path": Case(
+        accepted_rows,
+        {"cache": torch.arange(2.0 * 2 * NODES * 3).reshape(2, 2, NODES, 3), "select": torch.tensor([0, 2, -1])},
+        {"select": PATH},
+    ),
+    "row before the length": Case(
+        newest_row, {"cache": _logits()[0], "length": torch.tensor([3, 0, NODES])}, {"length": (0, NODES)}
+    ),
+    "last token": Case(last_token_logits, {"logits": _logits()}, {}),
+    "last two": Case(last_two, {"logits": _logits()}, {}),
+    "all but the last": Case(all_but_last, {"tokens": TOKENS}, {}),
+    "narrow from the end": Case(narrow_from_end, {"tokens": TOKENS}, {}),
+    "take": Case(flat_take, {"table": _logits()[0], "index": torch.tensor([[-1, 3], [34, -35]])}, {"index": (-35, 34)}),
+    "take_along_dim": Case(
+        along_dim, {"scores": _logits()[:, :, 0], "parent": torch.tensor([[-1, 0], [5, -7]])}, {"parent": (-7, 6)}
+    ),
+    "index_put": Case(
+        put_nodes,
+        {"table": _logits()[0], "place": torch.tensor([1, -1]), "rows": -torch.ones(2, HIDDEN)},
+        {"place": PATH},
+    ),
+    "index_put in place": Case(
+        put_in_place,
+        {"table": _logits()[0], "place": torch.tensor([1, -1]), "rows": -torch.ones(2, HIDDEN)},
+        {"place": PATH},
+    ),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("name", WRAPS)
+def test_wrap_around_is_rewritten_where_eager_torch_wraps(name: str, tracer: Callable[..., GraphModule]) -> None:
+    case = WRAPS[name]
+    expected = case.function(*(value.clone() for value in case.inputs.values()))
+    before, after, notes = rewrite(tracer, case.function, case.inputs, case.ranges)
+    assert torch.equal(strict(after, case.inputs), expected)
+    assert torch.equal(after(*(value.clone() for value in case.inputs.values())), expected)
+    assert any(note.fired for note in notes)
+    assert list(unsafe_indices(after, case.ranges)) == []
+    assert list(unsafe_indices(_typed(before, case.inputs), case.ranges)) != []
+
+
+def _typed(module: GraphModule, inputs: Inputs) -> GraphModule:
+    made = clone(module)
+    record_types(made, list(inputs.values()))
+    return made
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("name", ["pad token behind the last", "logits by retrieve indices", "cache rows by path"])
+def test_the_strict_executor_refuses_the_function_before(name: str, tracer: Callable[..., GraphModule]) -> None:
+    case = WRAPS[name]
+    with pytest.raises(IndexRangeError):
+        strict(tracer(case.function, case.inputs), case.inputs)
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@given(data=st.data())
+def test_every_path_table_reads_the_same_tokens(tracer: Callable[..., GraphModule], data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.integers(-1, NODES - 1), min_size=PATHS * DEPTH, max_size=PATHS * DEPTH))
+    inputs = {"tree_tokens": TOKENS, "retrieve": torch.tensor(numbers).reshape(PATHS, DEPTH)}
+    after = _rewritten_candidates(tracer)
+    assert torch.equal(strict(after, inputs), padded_candidates(**inputs))
+
+
+_MADE: dict[str, GraphModule] = {}
+
+
+def _rewritten_candidates(tracer: Callable[..., GraphModule]) -> GraphModule:
+    if tracer.__name__ not in _MADE:
+        case = WRAPS["pad token behind the last"]
+        _MADE[tracer.__name__] = rewrite(tracer, padded_candidates, case.inputs, case.ranges)[1]
+    return _MADE[tracer.__name__]
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_a_function_that_clamps_and_masks_itself_stays_as_it_is(tracer: Callable[..., GraphModule]) -> None:
+    inputs = {"tokens": TOKENS, "retrieve": paths()}
+    before, after, notes = rewrite(tracer, mask_filter, inputs, {"retrieve": PATH})
+    assert not any(note.fired for note in notes)
+    assert [node.name for node in after.graph.nodes] == [node.name for node in before.graph.nodes]
+    assert any("[0, 6] is inside [0, 6]" in note.message for note in notes)
+
+
+def parent_scores(scores: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
+    """Cumulative scores: each child adds its parent's; the root has parent -1."""
+    return scores + scores.gather(1, parent)
+
+
+def embed_drafts(table: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Draft tokens with placeholder -1 reach the embedding (vllm-ascend issue 10305)."""
+    return F.embedding(draft, table)
+
+
+def pick_rows(table: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, place)
+
+
+def store_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return cache.index_copy(0, slots, rows)
+
+
+def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    index = slots.unsqueeze(1).expand(-1, cache.shape[1])
+    return cache.scatter(0, index, rows)
+
+
+def store_in_place(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    out = cache.clone()
+    out.index_copy_(0, slots, rows)
+    return out + 0
+
+
+SLOTS = torch.tensor([4, -1, 0])
+ROWS = -torch.arange(1.0, 3 * HIDDEN + 1).reshape(3, HIDDEN)
+RAISES: dict[str, Case] = {
+    "gather": Case(
+        parent_scores,
+        {"scores": _logits()[:, :, 0], "parent": torch.tensor([[-1, 0, 0, 1, 2, 2, 5], [-1, 0, 1, 2, 3, 4, 5]])},
+        {},
+    ),
+    "embedding": Case(embed_drafts, {"table": _logits()[0], "draft": torch.tensor([[2, -1]])}, {}),
+    "index_select": Case(pick_rows, {"table": _logits()[0], "place": SLOTS}, {}),
+    "index_copy": Case(store_rows, {"cache": _logits()[0], "slots": SLOTS, "rows": ROWS}, {}),
+    "scatter": Case(scatter_rows, {"cache": _logits()[0], "slots": SLOTS, "rows": ROWS}, {}),
+    "index_copy_": Case(store_in_place, {"cache": _logits()[0], "slots": SLOTS, "rows": ROWS}, {}),
+}
+INDEX_NAMES = {"gather": "parent", "embedding": "draft", "index_select": "place"}
+
+
+def _declared(name: str, value: ValueRange) -> Ranges:
+    return {INDEX_NAMES.get(name, "slots"): value}
+
+
+def refused(tracer: Callable[..., GraphModule], case: Case, ranges: Ranges, **options: Any) -> Diagnostic:
+    with pytest.raises(DiagnosticError) as caught:
+        rewrite(tracer, case.function, case.inputs, ranges, **options)
+    (finding,) = caught.value.diagnostics
+    return finding
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("name", RAISES)
+@pytest.mark.parametrize("meaning", [None, "wrap", "committed"])
+def test_minus_one_is_refused_where_eager_torch_raises(
+    name: str, tracer: Callable[..., GraphModule], meaning: Any
+) -> None:
+    """Never wrapped, whatever the caller says: eager torch raises there."""
+    with pytest.raises((RuntimeError, IndexError)):
+        RAISES[name].function(*(value.clone() for value in RAISES[name].inputs.values()))
+    finding = refused(tracer, RAISES[name], _declared(name, ValueRange(-1, NODES - 1, meaning)))
+    assert finding.code == "SPC320"
+    assert "may be -1" in finding.message
+    assert finding.help
+    assert any("[-1, 6]" in note for note in finding.notes)
+    source = INDEX_NAMES.get(name, "slots")
+    assert any(f"`{source}` in [-1, 6]" in note and "declared input" in note for note in finding.notes)
+
+
+@pytest.mark.parametrize("meaning", ["committed", "pad"])
+def test_the_remedy_depends_on_what_minus_one_means(meaning: Any) -> None:
+    finding = refused(
+        exported, RAISES["gather"], {"parent": ValueRange(-1, 6, meaning)}, policy=Policy(mask_padding=False)
+    )
+    assert ("dummy root" in finding.help) is (meaning == "committed")
+
+
+def test_the_users_own_line_is_named() -> None:
+    class Scores(torch.nn.Module):
+        def forward(self, scores: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
+            return scores.gather(1, parent)
+
+    module = torch.export.export(Scores(), tuple(RAISES["gather"].inputs.values())).module()
+    with pytest.raises(DiagnosticError) as caught:
+        rewrite_negative_indices(module, {"parent": (-1, 6)})
+    (finding,) = caught.value.diagnostics
+    place = next(note for note in finding.notes if note.startswith("made at "))
+    assert "test_rewrite_negative_indices_user.py" in place
+    assert "return scores.gather(1, parent)" in place
+
+
+def masked(name: str, case: Case) -> torch.Tensor:
+    """What the padded function means: padded reads are 0, padded writes are dropped."""
+    if name == "gather":
+        scores, parent = case.inputs["scores"], case.inputs["parent"]
+        return torch.where(parent >= 0, scores.gather(1, parent.clamp(min=0)), torch.zeros(()))
+    if name in ("embedding", "index_select"):
+        table, index = case.inputs["table"], case.inputs[INDEX_NAMES[name]]
+        return torch.where((index >= 0).unsqueeze(-1), table[index.clamp(min=0)], torch.zeros(()))
+    out = case.inputs["cache"].clone()
+    for slot, row in zip(case.inputs["slots"].tolist(), case.inputs["rows"], strict=True):
+        if slot >= 0:
+            out[slot] = row
+    return out
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("name", [name for name in RAISES if name != "index_copy_"])
+def test_padding_is_clamped_and_masked_where_the_caller_says_so(name: str, tracer: Callable[..., GraphModule]) -> None:
+    case = RAISES[name]
+    if name == "gather":
+        case = Case(lambda scores, parent: scores.gather(1, parent), case.inputs, {})
+    ranges = _declared(name, PAD)
+    _, after, notes = rewrite(tracer, case.function, case.inputs, ranges)
+    assert torch.equal(strict(after, case.inputs), masked(name, case))
+    assert any(note.fired and "-1 means padding" in note.message for note in notes)
+    assert list(unsafe_indices(after, ranges)) == []
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@given(numbers=st.lists(st.integers(-1, NODES - 1), min_size=3, max_size=3, unique=True))
+def test_padded_slots_never_touch_a_row(tracer: Callable[..., GraphModule], numbers: list[int]) -> None:
+    case = Case(store_rows, {**RAISES["index_copy"].inputs, "slots": torch.tensor(numbers)}, {})
+    key = f"store {tracer.__name__}"
+    if key not in _MADE:
+        _MADE[key] = rewrite(tracer, store_rows, case.inputs, {"slots": PAD})[1]
+    assert torch.equal(strict(_MADE[key], case.inputs), masked("index_copy", case))
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_padding_of_a_write_in_place_is_refused_with_the_reason(tracer: Callable[..., GraphModule]) -> None:
+    finding = refused(tracer, RAISES["index_copy_"], {"slots": PAD})
+    assert finding.code == "SPC320"
+    assert "not in place" in finding.help
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize(("low", "high"), [(0, NODES), (-NODES - 1, 0)])
+def test_an_index_past_the_table_is_refused(tracer: Callable[..., GraphModule], low: int, high: int) -> None:
+    case = WRAPS["logits by retrieve indices"]
+    finding = refused(tracer, case, {"retrieve": (low, high)})
+    assert finding.code == "SPC321"
+    assert f"[{low}, {high}]" in finding.message
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_an_undeclared_index_is_refused(tracer: Callable[..., GraphModule]) -> None:
+    finding = refused(tracer, WRAPS["logits by retrieve indices"], {})
+    assert finding.code == "SPC322"
+    assert any("an undeclared input" in note for note in finding.notes)
+
+
+def test_a_graph_without_shapes_is_refused_unless_examples_are_given() -> None:
+    case = WRAPS["logits by retrieve indices"]
+    with pytest.raises(DiagnosticError) as caught:
+        rewrite_negative_indices(symbolic_trace(case.function), case.ranges)
+    (finding,) = caught.value.diagnostics
+    assert finding.code == "SPC322"
+    assert "example_inputs" in finding.help
+
+
+def test_an_embedding_module_is_an_index_too() -> None:
+    class Draft(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(NODES, HIDDEN)
+
+        def forward(self, draft: torch.Tensor) -> torch.Tensor:
+            return self.table(draft)
+
+    module = symbolic_trace(Draft())
+    tokens = torch.tensor([[2, -1, 6]])
+    with pytest.raises(DiagnosticError):
+        rewrite_negative_indices(module, {"draft": (-1, 6)}, example_inputs=[tokens])
+    made, _ = rewrite_negative_indices(module, {"draft": PAD}, example_inputs=[tokens])
+    with torch.no_grad():
+        result = made(tokens)
+    assert torch.equal(result[0, 1], torch.zeros(HIDDEN))
+    assert torch.equal(result[0, 2], module.table.weight[6])  # type: ignore[union-attr]
+
+
+def test_sizes_that_are_not_fixed_are_proved_for_all_sizes() -> None:
+    class Newest(torch.nn.Module):
+        def forward(self, logits: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
+            lengths = (retrieve >= 0).sum(dim=1).clamp(max=1)
+            return logits[0, lengths - 1] + logits[0, -1]
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    module = torch.export.export(Newest(), (_logits(), paths()), dynamic_shapes=({1: rows}, None)).module()
+    made, notes = rewrite_negative_indices(module)
+    assert sum(note.fired for note in notes) == 2
+    for size in (2, 5, 9):
+        wide = {"logits": torch.randn(2, size, HIDDEN), "retrieve": torch.tensor([[-1, -1, -1]] * PATHS)}
+        assert torch.equal(strict(made, wide), Newest()(**wide))
+
+
+def test_the_users_module_stays_as_it_is() -> None:
+    case = WRAPS["logits by retrieve indices"]
+    module = exported(case.function, case.inputs)
+    before = module.code
+    rewrite_negative_indices(module, case.ranges)
+    assert module.code == before
+
+
+EAGER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gather": lambda x, i: x.gather(0, i),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "scatter": lambda x, i: x.scatter(0, i, x[:1]),
+    "scatter_add": lambda x, i: x.scatter_add(0, i, x[:1]),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, i, x[:1], "amax"),
+    "index_add": lambda x, i: x.index_add(0, i, x[:1]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),
+    "index_fill": lambda x, i: x.index_fill(0, i, 0),
+    "embedding": lambda x, i: F.embedding(i, x.unsqueeze(1)),
+    "index": lambda x, i: x[i],
+    "index_put": lambda x, i: x.index_put((i,), x[:1]),
+    "take": lambda x, i: x.take(i),
+    "put": lambda x, i: x.put(i, x[:1]),
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i, 0),
+    "select": lambda x, i: x.select(0, -1),
+    "narrow": lambda x, i: x.narrow(0, -1, 1),
+    "select_scatter": lambda x, i: x.select_scatter(x[0], 0, -1),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_the_table_of_who_wraps_is_eager_torchs_own(name: str) -> None:
+    x, i = torch.arange(4), torch.tensor([-1])
+    try:
+        EAGER[name](x, i)
+        wraps = True
+    except (RuntimeError, IndexError):
+        wraps = False
+    module = exported(EAGER[name], {"x": x, "i": torch.tensor([0])})
+    uses = [use for use in all_index_uses(module) if use.op == name]
+    assert uses, [node.target for node in module.graph.nodes]
+    assert all((use.semantics == "wrap") is wraps for use in uses)
