@@ -166,6 +166,8 @@ class Pipeline:
             after = _mark(result.program)
             if result.changed != (after != mark):
                 raise DiagnosticError([_changed_error(item, result.changed)])
+            if result.changed and _mark(program) != mark:
+                raise DiagnosticError([error("SPC912", f"pass `{item.name}` edited the program that it was given")])
             kept = (program.properties & item.preserves) if result.changed else program.properties
             program = replace(result.program, properties=kept | item.establishes)
             checker.verify(program, item.name)

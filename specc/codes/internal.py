@@ -30,4 +30,10 @@ INTERNAL_CODES: tuple[Code, ...] = (
         "A pass that says `unchanged` must return a program with the same fingerprint, and one that says `changed` a "
         "different one. This is a bug of the pass.",
     ),
+    Code(
+        "SPC912",
+        "a pass edited its input",
+        "Passes are functional: they clone a module before they edit it, because callers keep the program before the "
+        "pass to compare with. This is a bug of the pass.",
+    ),
 )

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
@@ -100,13 +101,22 @@ def _comment(node: Node, comments: bool) -> str:
 def _block(module: GraphModule, loop_node: Node | None, indent: str, comments: bool) -> Iterator[Line]:
     kinds = _placeholder_kinds(loop_node)
     for node in module.graph.nodes:
-        if is_loop(node):
+        if _is_whole_loop(node):
             yield from _loop(node, indent, comments)
         elif node.op == "output":
             yield f"{indent}return {_returned(node)}{_comment(node, comments)}", node
         elif not (node.op == "get_attr" and node.users and all(is_loop(user) for user in node.users)):
             kind = next(kinds, "param") if node.op == "placeholder" else ""
             yield f"{indent}%{node.name}: {_type(node)} = {_right(node, kind)}{_comment(node, comments)}", node
+
+
+def _is_whole_loop(node: Node) -> bool:
+    """A loop whose body can be shown; the verifier prints broken ones too."""
+    owner, args = node.graph.owning_module, node.args
+    if not is_loop(node) or owner is None or len(args) != 6 or not all(isinstance(item, list) for item in args[3:]):
+        return False
+    attribute = args[1]
+    return isinstance(attribute, Node) and isinstance(getattr(owner, str(attribute.target), None), GraphModule)
 
 
 def _placeholder_kinds(loop_node: Node | None) -> Iterator[str]:
@@ -164,10 +174,9 @@ def _is_item(node: Node) -> bool:
 
 def _returned(node: Node) -> str:
     ports: tuple[Port, ...] = node.meta.get("ports", ())
-    if not ports:
-        return literal_text(node.args[0])
-    values = node.args[0]
-    assert isinstance(values, Sequence)
+    values: Any = node.args[0]
+    if not ports or len(ports) != len(values):
+        return literal_text(values)
     return ", ".join(
         f"{port.kind} {word_text(port.name)} = {literal_text(value)}" for port, value in zip(ports, values, strict=True)
     )

@@ -118,6 +118,8 @@ def _check_module(module: GraphModule, level: Level, report: _Report, seen: set[
         if missing:
             report.add("SPC313", f"`{node.name}` has no {' and no '.join(missing)}", node)
             continue
+        if any("val" not in operand.meta for operand in node.all_input_nodes):
+            continue  # reported there
         illegal = _illegal(node, level)
         if illegal:
             report.add("SPC311", f"`{node.name}`: {illegal}", node)
