@@ -111,14 +111,22 @@ def generate(program: DecodeProgram, **info: Any) -> str:
 class Lockstep:
     """Runs interpreter and generated module side by side and compares every slot and result after every step."""
 
-    def __init__(self, program: DecodeProgram, batch: int, weights: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, program: DecodeProgram, batch: int, weights: dict[str, Any] | None = None, *, edge: bool = True
+    ) -> None:
         self.program = program
+        # Without the edge, mutated programs may hand on what a check would stop.
+        self.prefix = "" if edge else "run_"
         self.module = load_text(generate(program))
         self.weights = weights_of(program) if weights is None else weights
         self.module_weights = self.module.Weights(**self.weights)
         self.interpreted: dict[str, torch.Tensor] = init_state(program, batch)
         self.state: Any = self.module.init_state(batch)
         self.compare_state("init_state")
+
+    def function(self, step: str) -> Any:
+        """The module's function for a step: public, or the printed one behind the edge."""
+        return getattr(self.module, self.prefix + step)
 
     def compare(self, where: str, ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
         """Integers equal, floats within rounding of differently grouped sums."""
@@ -150,7 +158,10 @@ class Lockstep:
             self.interpreted |= run_step(self.program, "flush", self.interpreted, self.weights, {})[0]
         updates, results = run_step(self.program, name, self.interpreted, self.weights, inputs)
         self.interpreted |= updates
-        self.state, given = call(self.module, self.module_weights, self.state)
+        if not self.prefix or name not in self.program.attributes.get("flush_first", ()):
+            self.state, given = call(self.module, self.module_weights, self.state)
+        else:
+            self.state, given = call(self.module, self.module_weights, self.module.flush(self.state))
         self.compare(name, results, given)
         self.compare_state(name)
         return results
@@ -159,7 +170,7 @@ class Lockstep:
         """Prefill both, then allow as many tokens as fit."""
 
         def call(module: Any, weights: Any, state: Any) -> Any:
-            state, logits = module.prefill(weights, state, ids.clone(), lengths.clone())
+            state, logits = self.function("prefill")(weights, state, ids.clone(), lengths.clone())
             return state, {"logits": logits}
 
         self.step("prefill", {"input_ids": ids, "lengths": lengths}, call)
@@ -168,7 +179,7 @@ class Lockstep:
         """One plain step in both."""
 
         def call(module: Any, weights: Any, state: Any) -> Any:
-            state, decoded = module.decode(weights, state)
+            state, decoded = self.function("decode")(weights, state)
             return state, decoded._asdict()
 
         self.step("decode", {}, call)
@@ -178,20 +189,20 @@ class Lockstep:
         kept: dict[str, Any] = {}
 
         def draft(module: Any, weights: Any, state: Any) -> Any:
-            state, kept["draft"] = module.draft(weights, state)
+            state, kept["draft"] = self.function("draft")(weights, state)
             return state, _fields(kept["draft"])
 
         def verify(module: Any, weights: Any, state: Any) -> Any:
             given = kept["draft"]
-            state, kept["verified"] = module.verify(weights, state, given.tokens, given.parent, given.valid)
+            state, kept["verified"] = self.function("verify")(weights, state, given.tokens, given.parent, given.valid)
             return state, _fields(kept["verified"])
 
         def accept(module: Any, weights: Any, state: Any) -> Any:
-            state, kept["accepted"] = module.accept(state, kept["verified"], kept["draft"])
+            state, kept["accepted"] = self.function("accept")(state, kept["verified"], kept["draft"])
             return state, _fields(kept["accepted"])
 
         def commit(module: Any, weights: Any, state: Any) -> Any:
-            return module.commit(state, kept["verified"], kept["accepted"]), {}
+            return self.function("commit")(state, kept["verified"], kept["accepted"]), {}
 
         drafted = self.step("draft", {}, draft)
         verified = self.step("verify", drafted, verify)
