@@ -96,65 +96,78 @@ def lookup_chain(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft
 def lookup_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
     """The continuations after the latest matches merged into a tree (a trie), at most top_k children each.
 
-    Matches are taken latest first, at most num_speculative_tokens of them: each that adds anything adds a node. Each
-    adds its continuation of num_steps tokens: what is there already is shared, a new token becomes a child unless
-    its parent has top_k children or the budget is spent; then this continuation ends.
+    Matches are taken latest first, at most W = num_speculative_tokens of them: each that adds anything adds a node.
+    Each adds its continuation of S = num_steps tokens: what is there already is shared, a new token becomes a child
+    unless its parent has top_k children or the budget is spent; then this continuation ends.
+
+    All at once: candidate (w, s) is token s of continuation w. It is a node of its own if no earlier continuation
+    shares its first s + 1 tokens; else it stands for the first that does, its owner.
     """
     history, length = b.slot("history"), b.slot("length")
-    width = history.meta["val"].shape[1]
-    count = min(ctx.nodes - 1, width)
-    ends = _latest(b, suffix_matches(b, history, length, draft), count, "latest_ends")
-    root = b.slot("root_token")
-    tokens = b.call(ops.full_rows, root, [-1, ctx.nodes], 0, torch.int64)
-    node = b.call(ops.iota, root, ctx.nodes, name="node")
-    is_root = b.call(aten.eq.Scalar, node, 0)
-    tokens = b.call(aten.where.self, is_root, _column(b, root), tokens, name="root_only")
-    parent = b.call(ops.full_rows, root, [-1, ctx.nodes], 0, torch.int64)
-    minus = b.call(aten._to_copy.default, is_root, dtype=torch.int64, name="root_flag")
-    parent = b.call(aten.sub.Tensor, parent, minus, name="root_parent")
-    used = b.call(ops.full_rows, root, [-1, 1], 1, torch.int64, name="used")
-    carried = {"tokens": tokens, "parent": parent, "used": used}
-    sliced = {"end": b.call(aten.transpose.int, ends, 0, 1)}
-    body = BodyBuilder(
-        "step",
-        carried=carried,
-        sliced=sliced,
-        invariant={"history": history, "length": length, "node": node},
-        keys=b.keys,
-    )
-    results = _insert(body, draft)
-    tokens, parent, used = body.close(b, count, results, "matches")
-    return Draft(tokens=tokens, parent=parent, valid=b.call(aten.lt.Tensor, node, used, name="valid"))
+    count = min(ctx.nodes - 1, history.meta["val"].shape[1])
+    end = _latest(b, suffix_matches(b, history, length, draft), count, "latest_ends")
+    token, in_text = _continuations(b, history, length, end, draft.num_steps)
+    prefix = _same_prefix(b, token, in_text)
+    owner = b.call(aten.argmax.default, prefix, 2, name="owner")
+    match = b.call(aten.unsqueeze.default, b.call(ops.iota, end, count), 1)
+    own = b.call(aten.eq.Tensor, owner, match)
+    new = b.call(aten.logical_and.default, own, in_text, name="is_new")
+    room = _has_room(b, prefix, new, owner, draft.top_k)
+    kept = b.call(aten.logical_and.default, room, in_text)
+    kept = b.call(aten.cumprod.default, b.call(aten._to_copy.default, kept, dtype=torch.int64), 2, name="kept")
+    chosen = b.call(aten.logical_and.default, new, b.call(aten.ne.Scalar, kept, 0))
+    chosen = b.call(aten.flatten.using_ints, chosen, 1, 2, name="chosen")
+    number = b.call(aten.cumsum.default, chosen, 1)
+    within = b.call(aten.le.Scalar, number, ctx.nodes - 1)
+    chosen = b.call(aten.logical_and.default, chosen, within, name="chosen_within_budget")
+    flat = b.call(aten.flatten.using_ints, token, 1, 2)
+    no_law = b.call(aten._to_copy.default, b.call(aten.zeros_like.default, flat), dtype=torch.float32)
+    parts = (chosen, flat, _parents(b, owner), no_law, b.slot("root_token"), ctx.nodes)
+    packed = b.call(ops.pack_tree, *parts, name="tree")
+    return Draft(b.item(packed, 0, "tokens"), b.item(packed, 1, "parent"), b.item(packed, 2, "valid"))
 
 
-def _insert(outer: BodyBuilder, draft: DraftConfig) -> list[Node]:
-    """One continuation, token by token, into the trie: new tokens [B,N], parent [B,N], used [B,1]."""
-    end = _column(outer, outer["end"])
-    alive = outer.call(aten.ge.Scalar, end, 0, name="is_match")
-    at = outer.call(aten.zeros_like.default, end, name="at_root")
-    carried = {"tokens": outer["tokens"], "parent": outer["parent"], "used": outer["used"], "alive": alive, "at": at}
-    invariant = {"end": end, "history": outer["history"], "length": outer["length"], "node": outer["node"]}
-    b = BodyBuilder("step", carried=carried, sliced={}, invariant=invariant, keys=outer.keys)
-    place = b.call(aten.add.Tensor, b["end"], b.index, name="place")
-    token = _read(b, b["history"], place, "next_token")
-    in_text = b.call(aten.le.Tensor, place, _column(b, b["length"]))
-    alive = b.call(aten.logical_and.default, b["alive"], in_text, name="continues")
-    taken = b.call(aten.lt.Tensor, b["node"], b["used"])
-    child = b.call(aten.logical_and.default, taken, b.call(aten.eq.Tensor, b["parent"], b["at"]), name="children")
-    same = b.call(aten.logical_and.default, child, b.call(aten.eq.Tensor, b["tokens"], token), name="same_child")
-    found = b.call(aten.any.dim, same, 1, True, name="found")
-    shared = b.call(aten.argmax.default, b.call(aten._to_copy.default, same, dtype=torch.int64), 1, True)
-    siblings = b.call(aten.sum.dim_IntList, child, [1], True)
-    room = b.call(aten.lt.Scalar, siblings, draft.top_k)
-    nodes = b["tokens"].meta["val"].shape[1]
-    room = b.call(aten.logical_and.default, room, b.call(aten.lt.Scalar, b["used"], nodes), name="has_room")
-    new = b.call(aten.logical_and.default, b.call(aten.logical_not.default, found), room)
-    new = b.call(aten.logical_and.default, new, alive, name="is_new")
-    here = b.call(aten.logical_and.default, b.call(aten.eq.Tensor, b["node"], b["used"]), new, name="new_place")
-    tokens = b.call(aten.where.self, here, token, b["tokens"], name="tokens_with")
-    parent = b.call(aten.where.self, here, b["at"], b["parent"], name="parent_with")
-    reached = b.call(aten.where.self, found, shared, b["used"])
-    alive = b.call(aten.logical_and.default, alive, b.call(aten.logical_or.default, found, new), name="goes_on")
-    at = b.call(aten.where.self, alive, reached, b["at"], name="reached")
-    used = b.call(aten.add.Tensor, b["used"], new, name="used_with")
-    return b.close(outer, draft.num_steps, [tokens, parent, used, alive, at], "continuation")[:3]
+def _continuations(b: StepBuilder, history: Node, length: Node, end: Node, steps: int) -> tuple[Node, Node]:
+    """The `steps` tokens behind each match end [B,W]: token and whether it is in the text, [B,W,S]."""
+    width = end.meta["val"].shape[1]
+    place = b.call(aten.add.Tensor, b.call(aten.unsqueeze.default, end, 2), b.call(ops.iota, end, steps))
+    place = b.call(aten.flatten.using_ints, place, 1, 2, name="copied_place")
+    inside = b.call(aten.le.Tensor, place, _column(b, length))
+    inside = b.call(aten.unflatten.int, inside, 1, [width, steps])
+    token = b.call(aten.unflatten.int, _read(b, history, place), 1, [width, steps], name="copied_token")
+    is_match = b.call(aten.unsqueeze.default, b.call(aten.ge.Scalar, end, 0), 2)
+    return token, b.call(aten.logical_and.default, inside, is_match, name="copied")
+
+
+def _same_prefix(b: StepBuilder, token: Node, in_text: Node) -> Node:
+    """int64 [B,W,W,S]: 1 where continuations w and v share their tokens 0 … s, all in the text."""
+
+    def pairs(node: Node, op: torch._ops.OpOverload) -> Node:
+        return b.call(op, b.call(aten.unsqueeze.default, node, 2), b.call(aten.unsqueeze.default, node, 1))
+
+    same = b.call(aten.logical_and.default, pairs(token, aten.eq.Tensor), pairs(in_text, aten.logical_and.default))
+    return b.call(aten.cumprod.default, b.call(aten._to_copy.default, same, dtype=torch.int64), 3, name="same_prefix")
+
+
+def _has_room(b: StepBuilder, prefix: Node, new: Node, owner: Node, top_k: int) -> Node:
+    """bool [B,W,S]: fewer than top_k siblings were there before the candidate's owner."""
+    _, width, _, steps = prefix.meta["val"].shape
+    shorter = b.call(aten.narrow.default, prefix, 3, 0, steps - 1)
+    same_parent = b.call(aten.constant_pad_nd.default, shorter, [1, 0], 1, name="same_parent")
+    number = b.call(ops.iota, prefix, width)
+    earlier = b.call(aten.lt.Tensor, number, b.call(aten.unsqueeze.default, number, 1))
+    earlier = b.call(aten.unsqueeze.default, earlier, 2, name="earlier")
+    sibling = b.call(aten.mul.Tensor, same_parent, b.call(aten.unsqueeze.default, new, 1))
+    before = b.call(aten.sum.dim_IntList, b.call(aten.mul.Tensor, sibling, earlier), [2], name="siblings_before")
+    room = b.call(aten.lt.Scalar, before, top_k)
+    return b.call(aten.gather.default, room, 1, owner, name="has_room")
+
+
+def _parents(b: StepBuilder, owner: Node) -> Node:
+    """int64 [B,W*S]: the candidate number w * S + s of each candidate's parent, -1 for children of the root."""
+    steps = owner.meta["val"].shape[2]
+    step = b.call(ops.iota, owner, steps)
+    number = b.call(aten.add.Tensor, b.call(aten.mul.Tensor, owner, steps), step)
+    above = b.call(aten.narrow.default, number, 2, 0, steps - 1)
+    parent = b.call(aten.constant_pad_nd.default, above, [1, 0], -1)
+    return b.call(aten.flatten.using_ints, parent, 1, 2, name="parent_candidate")
