@@ -57,9 +57,12 @@ def is_impure(node: Node) -> bool:
         return any(
             is_impure(inner) for inner in body_of(owner, node).graph.nodes if inner.op not in ("placeholder", "output")
         )
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    is_operator = getattr(node.target, "__module__", "") == "_operator"  # and_, or_ are no writes
+    if node.op.startswith("call_") and name.endswith("_") and not name.endswith("__") and not is_operator:
+        return True
     if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
+        return False
     if node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
         return True
     return node.target in _INPLACE_FUNCTIONS or bool(node.is_impure())

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch._C import DispatchKey
+from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -116,12 +117,18 @@ def fake_loop(
     return tuple(out)
 
 
-loop.py_impl(DispatchKey.CompositeExplicitAutograd)(run_loop)
-loop.py_impl(DispatchKey.AutogradCPU)(run_loop)
-loop.py_impl(DispatchKey.AutogradCUDA)(run_loop)
+def _autograd_loop(*args: Any) -> tuple[Any, ...]:
+    """Autograd records the ops of the iterations. Its key comes before that of fake tensors, so look for those here."""
+    mode = detect_fake_mode(args[3:])
+    return run_loop(*args) if mode is None else _fake_mode_loop(mode, *args)
 
 
 @loop.py_impl(FakeTensorMode)
 def _fake_mode_loop(mode: FakeTensorMode, *args: Any) -> tuple[Any, ...]:
     with mode:
         return fake_loop(*args)
+
+
+loop.py_impl(DispatchKey.CompositeExplicitAutograd)(run_loop)
+loop.py_impl(DispatchKey.AutogradCPU)(_autograd_loop)
+loop.py_impl(DispatchKey.AutogradCUDA)(_autograd_loop)
