@@ -1,0 +1,230 @@
+"""Every op of the IR: opcheck, declarations that fit the schema, and what the reference computes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specc.ir import ops
+from specc.ir.op import REGISTRY, OpInfo
+from specc.testing.trees import parents
+
+F64 = torch.float64
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+B, M, R, C, HQ, HKV, D = 2, 3, 4, 6, 4, 2, 8
+Q, KC, VC = random(B, M, HQ, D), random(B, C, HKV, D, seed=1), random(B, C, HKV, D, seed=2)
+KN, VN = random(B, R, HKV, D, seed=3), random(B, R, HKV, D, seed=4)
+LENGTH = ints(2, 3)
+POSITIONS = LENGTH[:, None] + torch.arange(M)
+MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.bool).expand(B, M, R).contiguous()
+PARENT_ROW = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 0]])
+VALID = torch.tensor([[True] * 4, [True, True, True, False]])
+
+SAMPLES: dict[str, list[tuple[Any, ...]]] = {
+    "rope_tables": [
+        (POSITIONS, D, 10000.0, [], torch.float32),
+        (POSITIONS, D, 5e5, [8.0, 1.0, 4.0, 64.0], F64),
+    ],
+    "rope": [(Q, random(B, M, D // 2), random(B, M, D // 2, seed=1))],
+    "tree_attention": [(Q, KC, VC, LENGTH, KN, VN, MASK, POSITIONS, 0.3, window) for window in (0, 2)],
+    "causal_attention": [(Q, KC, VC, LENGTH, KN, VN, POSITIONS, 1, 0.3, window) for window in (0, 2)],
+    "tree_attention_cached": [(Q, KC, VC, LENGTH - 2, MASK, POSITIONS, 0.3, 0)],
+    "causal_attention_cached": [(Q, KC, VC, LENGTH - 2, POSITIONS, 1, 0.3, 0)],
+    "ancestor_mask": [(PARENT_ROW, VALID)],
+    "append_rows": [(KC, KN, ints(1, 2), ints(0, 4))],
+    "append_rows_": [(KC.clone(), KN, ints(1, 2), ints(0, 4)), (KC.clone(), KN, ints(1, 2))],
+    "commit_path": [
+        (KC, KN, torch.tensor([[0, 2, 3], [0, 0, 0]]), ints(1, 2), ints(3, 0), fast) for fast in (True, False)
+    ],
+    "commit_path_": [(KC.clone(), torch.tensor([[0, 2, 3], [0, 0, 0]]), ints(1, 2), ints(3, 0), True)],
+    "batch_index": [(KC,)],
+    "iota": [(KC, 5), (KC, -2)],
+    "full_rows": [(KC, [2, -1, -2, 3], -1, torch.int64), (KC, [-1], 0.5, F64)],
+    "int_table": [(KC, [1, 2, 3, 4], [2, 2])],
+    "stable_topk": [(torch.tensor([[[0.5, 1.0, 1.0, math.nan], [4.0, 3.0, 2.0, 1.0]]]), 3)],
+    "score_rank": [(torch.tensor([[0.5, 1.0, 1.0, math.nan]]),)],
+    "pack_tree": [
+        (
+            torch.tensor([[True, False, True]]),
+            torch.tensor([[4, 5, 6]]),
+            torch.tensor([[-1, 0, 0]]),
+            torch.tensor([[-0.5, -1.0, -0.7]]),
+            ints(9),
+            4,
+        )
+    ],
+    "counter_uniform": [(ints(3, 4), ints(0, 9), 1)],
+    "counter_uniform_rows": [(ints(3, 4), torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [0, 1]]), 5)],
+    "sampling_probs": [(random(B, M, 7), 0.7, 3, 0.9, F64), (random(B, M, 7), 1.0, 0, 1.0, torch.float32)],
+    "sample_index": [
+        (torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]], dtype=F64), torch.tensor([0.6, 0.1], dtype=F64))
+    ],
+}
+CALLS = [(info, call) for info in REGISTRY.values() for call in SAMPLES.get(info.name, [])]
+
+
+@pytest.mark.parametrize("info", REGISTRY.values(), ids=lambda info: info.name)
+def test_declarations_fit_the_schema(info: OpInfo) -> None:
+    names = {argument.name for argument in info.overload._schema.arguments}
+    used = {name for item in info.indices for name in (item.operand, item.into)}
+    assert info.rows | used <= names
+    assert info.doc.strip()
+    assert info.levels <= {"value", "buffer"}
+    assert bool(info.mutates) == info.name.endswith("_")
+    assert not info.mutates or info.levels == {"buffer"}
+    assert SAMPLES.get(info.name), f"add sample arguments of {info.name}, so that opcheck runs on it"
+
+
+@pytest.mark.parametrize(("info", "call"), CALLS, ids=[info.name for info, _ in CALLS])
+def test_opcheck(info: OpInfo, call: tuple[Any, ...]) -> None:
+    utilities = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(info.overload, call, test_utils=utilities)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("info", "call"), CALLS, ids=[info.name for info, _ in CALLS])
+def test_opcheck_with_dynamic_shapes(info: OpInfo, call: tuple[Any, ...]) -> None:
+    torch.library.opcheck(info.overload, call, test_utils="test_aot_dispatch_dynamic")
+
+
+ROW_WISE = [(info, call) for info, call in CALLS if info.rows]
+
+
+@pytest.mark.parametrize(("info", "call"), ROW_WISE, ids=[info.name for info, _ in ROW_WISE])
+def test_row_wise_ops_work_row_by_row(info: OpInfo, call: tuple[Any, ...]) -> None:
+    """A slice of the operands named in `rows` along dim 1 gives that slice of every result."""
+    names = [argument.name for argument in info.overload._schema.arguments][: len(call)]
+    whole = info.overload(*call)
+    size = next(value for name, value in zip(names, call, strict=True) if name in info.rows).shape[1]
+    for row in range(size):
+        part = [
+            value.narrow(1, row, 1) if name in info.rows else value + row if name == "offset" else value
+            for name, value in zip(names, call, strict=True)
+        ]
+        made = info.overload(*part)
+        for left, right in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (whole, made)), strict=True):
+            torch.testing.assert_close(left.narrow(1, row, 1), right, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """One query [D] over keys, values [n,D], written out."""
+    weights = torch.softmax(keys @ q * scale, dim=0)
+    return weights @ values
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_tree_attention_sees_the_prefix_and_the_masked_rows(window: int) -> None:
+    out = ops.tree_attention(Q, KC, VC, LENGTH, KN, VN, MASK, POSITIONS, 0.3, window)
+    for b in range(B):
+        for m in range(M):
+            position, length = int(POSITIONS[b, m]), int(LENGTH[b])
+            first = max(0, position - window + 1) if window else 0
+            shown = [c for c in range(length) if c >= first]
+            new = MASK[b, m].nonzero().flatten().tolist()
+            for h in range(HQ):
+                group = h // (HQ // HKV)
+                keys = torch.cat((KC[b, shown, group], KN[b, new, group]))
+                values = torch.cat((VC[b, shown, group], VN[b, new, group]))
+                torch.testing.assert_close(
+                    out[b, m, h], attention(Q[b, m, h], keys, values, 0.3), rtol=1e-10, atol=1e-12
+                )
+
+
+def test_causal_attention_is_tree_attention_with_a_triangle() -> None:
+    for offset in (0, 1):
+        triangle = (torch.arange(R) <= torch.arange(M)[:, None] + offset).expand(B, M, R)
+        tree = ops.tree_attention(Q, KC, VC, LENGTH, KN, VN, triangle, POSITIONS, 0.3, 0)
+        chain = ops.causal_attention(Q, KC, VC, LENGTH, KN, VN, POSITIONS, offset, 0.3, 0)
+        torch.testing.assert_close(tree, chain, rtol=1e-12, atol=1e-12)
+
+
+def test_cached_attention_reads_the_rows_behind_the_committed_ones() -> None:
+    length = ints(1, 2)
+    k_cache, v_cache = KC.clone(), VC.clone()
+    for b in range(B):
+        k_cache[b, length[b] : length[b] + R], v_cache[b, length[b] : length[b] + R] = KN[b], VN[b]
+    positions = length[:, None] + torch.arange(M)
+    plain = ops.tree_attention(Q, KC, VC, length, KN, VN, MASK, positions, 0.3, 0)
+    cached = ops.tree_attention_cached(Q, k_cache, v_cache, length, MASK, positions, 0.3, 0)
+    torch.testing.assert_close(plain, cached, rtol=1e-12, atol=1e-12)
+
+
+def test_rotary_angles_rotate_pairs_of_halves() -> None:
+    cos, sin = ops.rope_tables(POSITIONS, D, 100.0, [], F64)
+    out = ops.rope(Q, cos, sin)
+    for pair in range(D // 2):
+        angle = POSITIONS.to(F64) / 100.0 ** (2 * pair / D)
+        turned = (
+            torch.complex(Q[..., pair], Q[..., pair + D // 2]) * torch.polar(torch.ones_like(angle), angle)[..., None]
+        )
+        torch.testing.assert_close(out[..., pair], turned.real, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(out[..., pair + D // 2], turned.imag, rtol=1e-12, atol=1e-12)
+
+
+@given(st.data())
+def test_the_ancestor_mask_is_the_closure_of_the_parents(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 12))
+    parent = data.draw(parents(size, size))
+    real = data.draw(st.integers(1, size))
+    row = torch.tensor([[p + 1 for p in parent]])
+    valid = torch.tensor([[i < real for i in range(size)]])
+    mask = ops.ancestor_mask(row, valid)[0]
+    for node in range(size):
+        expected = {node}
+        above = parent[node] if node < real else -1
+        while above >= 0:
+            expected.add(above)
+            above = parent[above]
+        assert set(mask[node].nonzero().flatten().tolist()) == expected
+
+
+@given(st.data())
+def test_commit_in_place_equals_the_gather(data: st.DataObject) -> None:
+    """I8: ascending moves within the cache give what a gather of the candidates gives, fast_reorder or not."""
+    nodes = data.draw(st.integers(1, 6))
+    path = sorted(data.draw(st.sets(st.integers(1, nodes - 1), max_size=4)) if nodes > 1 else set())
+    path = [0, *path]
+    start, count = data.draw(st.integers(0, 3)), data.draw(st.integers(0, len(path)))
+    cache = random(1, 10, 2)
+    padded = torch.tensor([path + [0] * (6 - len(path))])
+    candidate = cache[:, start : start + nodes]
+    expected = ops.commit_path(cache, candidate, padded, ints(start), ints(count), False)
+    for fast in (True, False):
+        changed = cache.clone()
+        ops.commit_path_(changed, padded, ints(start), ints(count), fast)
+        kept = start + count
+        assert torch.equal(changed[:, :kept], expected[:, :kept])
+        assert torch.equal(changed[:, :start], cache[:, :start])
+
+
+def test_appending_writes_count_rows_and_leaves_the_others() -> None:
+    made = ops.append_rows(KC, KN, ints(1, 2), ints(0, 3))
+    assert torch.equal(made[0], KC[0])
+    assert torch.equal(made[1, 2:5], KN[1, :3])
+    assert torch.equal(made[1, [0, 1, 5]], KC[1, [0, 1, 5]])
+    changed = KC.clone()
+    ops.append_rows_(changed, KN, ints(1, 2), ints(0, 3))
+    assert torch.equal(changed, made)
+
+
+def test_sizes_come_from_the_tensor() -> None:
+    assert ops.batch_index(KC).tolist() == [[0], [1]]
+    assert ops.iota(KC, 3).tolist() == [0, 1, 2]
+    assert ops.iota(KC, -2).tolist() == list(range(C))
+    made = ops.full_rows(KC, [3, -1, -2], 7, torch.int64)
+    assert made.shape == (3, B, C)
+    assert made.unique().tolist() == [7]
