@@ -247,3 +247,26 @@ def test_a_prompt_in_chunks_drafts_as_in_one(method: str, splits: tuple[int, ...
         other, _ = parts.step()
         for name in ("tokens", "parent", "valid"):
             assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_prompt_that_follows_steps_finds_every_earlier_row(method: str) -> None:
+    spec, weights = drafting(method)
+    target = {name: value for name, value in weights.items() if not name.startswith("draft_")}
+    drafter = {name.removeprefix("draft_"): value for name, value in weights.items() if name.startswith("draft_")}
+    decoding = Decoding.start(spec, weights, PROMPTS)
+    # Accepted tokens are waiting for their drafter rows when the next prompt comes, and no draft runs in between.
+    draft = decoding.run("draft")
+    _, accepted = decoding.step(planted(spec, target, draft, decoding.texts))
+    assert accepted["accept_length"].min() >= 1
+    more = [[11, 12], [], [13]]
+    chunks = [[text[-1], *extra] if extra else [] for text, extra in zip(decoding.texts, more, strict=True)]
+    decoding.prefill(chunks)
+    draft = decoding.run("draft")
+    for row, extra in enumerate(more):
+        text = decoding.texts[row] + extra + ([int(decoding.state["root_token"][row])] if extra else [])
+        if method == "draft_model":
+            expected = reference_tree(spec, model_drafter(drafter, spec.target.geometry, text), text[-1])
+        else:
+            expected = reference_tree(spec, head_drafter(spec, drafter, target, text), text[-1])
+        assert drafted(draft, row) == expected

@@ -109,3 +109,22 @@ def test_drawn_drafts_refuse_shapes_that_depend_on_the_draws() -> None:
         DraftConfig("draft_model", "dynamic", 4, 2, 2, draws=True)
     with pytest.raises(ValueError, match="drawn drafts"):
         DraftConfig("draft_model", "static", 1, 1, 1, choices=((0,),), draws=True, margin=1.0)
+
+
+def test_the_new_ops_keep_their_declared_schemas_and_shapes() -> None:
+    keys, pairs = torch.arange(3), torch.arange(6).view(3, 2)
+    calls = (
+        (ops.counter_uniform, (keys, keys, 2)),
+        (ops.counter_uniform_rows, (keys, pairs, pairs, 5)),
+        (ops.sampling_probs, (torch.randn(2, 3, 7), 0.7, 3, 0.8, torch.float64)),
+        (ops.sample_index, (torch.rand(3, 5), torch.rand(3, dtype=torch.float64))),
+        (ops.int_table, (keys, [1, 2, 3, 4], [2, 2])),
+        (ops.stable_topk, (torch.randn(2, 3, 6), 2)),
+        (ops.score_rank, (torch.randn(2, 6),)),
+        (
+            ops.pack_tree,
+            (torch.tensor([[True, False, True]]), keys[None], keys[None] - 1, torch.randn(1, 3), keys[:1], 3),
+        ),
+    )
+    for target, args in calls:
+        torch.library.opcheck(target, args, test_utils=("test_schema", "test_faketensor"))

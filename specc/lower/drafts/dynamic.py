@@ -53,7 +53,7 @@ def model_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
 
 def branching(model: DraftModel, draft: DraftConfig) -> int:
     """top_k, or the draft vocabulary where that is smaller: siblings are distinct (I5)."""
-    return min(draft.top_k, int(model.info.weights[model.info.head].shape[0]))
+    return min(draft.top_k, model.vocabulary)
 
 
 def _first_level(

@@ -48,6 +48,11 @@ class DraftModel:
         return own if own in self.weights else "embed_tokens"
 
     @property
+    def vocabulary(self) -> int:
+        """Rows of the output projection: the tokens that can be drafted."""
+        return int(self.info.weights[self.info.head].shape[0])
+
+    @property
     def d2t(self) -> str | None:
         """Program name of the offset table from draft ids to target ids; None for a shared vocabulary."""
         name = self.info.name("d2t")

@@ -134,6 +134,8 @@ def _level(
     order = {child: place for parent in parents for place, child in enumerate(shape.children(parent))}
     rank = {child: order[child] if draft.draws else shape.choices[child][-1] for _, child in kids}
     count = max(rank.values()) + 1
+    if count > model.vocabulary:
+        raise ValueError(f"rank {count - 1} of `choices` exceeds the draft vocabulary of {model.vocabulary} tokens")
     counters = _counters(b, shape, parents) if draft.draws else None
     found = children(b, model, draft, w, draft_logits(b, model, w, hidden), count, counters)
     score = found.log_prob
