@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
@@ -60,12 +60,8 @@ def load_checkpoint(
     Floating-point weights are converted to `dtype`; `d2t` becomes int64 and `t2d` stays bool. Absent optional
     weights have no key. Raises DiagnosticError with all findings (SPC401 and SPC403 to SPC409).
     """
-    headers = checkpoint_headers(folder)
-    wanted, findings = _match(headers, table, geometry.num_hidden_layers)
-    findings += _tied_head(headers, table)
-    if findings:
-        raise DiagnosticError(findings)
-    with ExitStack() as stack:
+    wanted = check_checkpoint(folder, table, geometry.num_hidden_layers)
+    with _trusted(folder), ExitStack() as stack:
         files: dict[Path, Any] = {}
 
         def read(item: _Wanted, header: TensorHeader) -> torch.Tensor:
@@ -82,6 +78,28 @@ def load_checkpoint(
                 collected.setdefault(item.entry.name, []).append(read(item, item.header))
     per_layer = {entry.name: entry.per_layer for entry in table}
     return {name: tuple(found) if per_layer[name] else found[0] for name, found in collected.items()}
+
+
+def check_checkpoint(folder: Path, table: Sequence[WeightEntry], num_layers: int) -> list[_Wanted]:
+    """Where each tensor of `table` lies in `folder`; only headers are read.
+
+    Raises DiagnosticError with all findings (SPC401 and SPC403 to SPC409).
+    """
+    headers = checkpoint_headers(folder)
+    wanted, findings = _match(headers, table, num_layers)
+    findings += _tied_head(headers, table)
+    if findings:
+        raise DiagnosticError(findings)
+    return wanted
+
+
+@contextmanager
+def _trusted(folder: Path) -> Iterator[None]:
+    """Turn what `safetensors` itself refuses (overlaps, holes, a file cut meanwhile) into SPC404."""
+    try:
+        yield
+    except SafetensorError as problem:
+        raise DiagnosticError([error("SPC404", f"a weight file of {folder} is malformed: {problem}")]) from None
 
 
 def checkpoint_headers(folder: Path) -> dict[str, TensorHeader]:
@@ -192,7 +210,11 @@ def _tied_head(headers: Mapping[str, TensorHeader], table: Sequence[WeightEntry]
     head, embedding = headers.get(UNTIED_HEAD), headers.get(names.get("embed_tokens", ""))
     if "lm_head" in names or head is None or embedding is None:
         return []
-    with safe_open(head.file, framework="pt") as a, safe_open(embedding.file, framework="pt") as b:
+    with (
+        _trusted(head.file.parent),
+        safe_open(head.file, framework="pt") as a,
+        safe_open(embedding.file, framework="pt") as b,
+    ):
         if torch.equal(a.get_tensor(UNTIED_HEAD), b.get_tensor(names["embed_tokens"])):
             return []
     message = f"the embeddings are tied by the spec, but `{UNTIED_HEAD}` differs from them"

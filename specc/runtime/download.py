@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -60,6 +60,8 @@ def download(url: str, target: Path, pinned: PinnedFile, progress: Progress, pol
     policy = policy or RetryPolicy()
     if urlsplit(url).scheme not in SCHEMES:
         raise DownloadFailed(f"{_shown(url)} is neither http, https nor file")
+    if urlsplit(url).scheme == "file":
+        policy = replace(policy, attempts=1)
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
     resumed = part.exists()

@@ -117,10 +117,12 @@ class TextStream:
         """Decode from one settled piece before the new tokens, so that decoders that look back see the same."""
         shown = self._tokenizer.decode(self._tokens[self._start : self._shown])
         text = self._tokenizer.decode(self._tokens[self._start :])
-        if text.endswith(REPLACEMENT) and not final:
+        piece = text[len(shown) :]
+        # Tokens without text of their own yet (a leading blank, half a character) stay with the next ones.
+        if not piece or (text.endswith(REPLACEMENT) and not final):
             return ""
         self._start, self._shown = self._shown, len(self._tokens)
-        return text[len(shown) :]
+        return piece
 
 
 def check_messages(messages: object) -> list[dict[str, str]]:

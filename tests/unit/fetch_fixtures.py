@@ -90,8 +90,9 @@ def tiny_source(folder: Path, *, padding: int = 3_000_000) -> tuple[ModelSource,
     write_gguf(folder / "tiny.gguf")
     wheel = folder / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny/padding.bin", np.random.default_rng(1).bytes(padding))
-        archive.write(folder / "tiny.gguf", MEMBER)
+        # ZipInfo without a time: the same bytes whenever it is written.
+        archive.writestr(zipfile.ZipInfo("tiny/padding.bin"), np.random.default_rng(1).bytes(padding))
+        archive.writestr(zipfile.ZipInfo(MEMBER), (folder / "tiny.gguf").read_bytes())
     pinned = PinnedFile(wheel.name, wheel.stat().st_size, _sha256(wheel))
     source = ModelSource("tiny", "tiny-model==1.0", pinned, MEMBER, _sha256(folder / "tiny.gguf"), "none")
     return source, wheel

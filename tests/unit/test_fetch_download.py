@@ -64,9 +64,9 @@ def test_a_server_without_ranges_sends_all_again(target: Path) -> None:
 
 
 def test_a_server_without_ranges_that_always_breaks_off_is_given_up(target: Path) -> None:
-    with serving(Server(CONTENT, ranges=False, cut_after=100_000)) as server:
-        with pytest.raises(DownloadFailed, match="ended early"):
-            _get(server, target)
+    server = Server(CONTENT, ranges=False, cut_after=100_000)
+    with serving(server), pytest.raises(DownloadFailed, match="ended early"):
+        _get(server, target)
     assert not target.exists()
     assert len(server.starts) == 3
 
@@ -120,9 +120,9 @@ def test_a_shorter_file_never_gets_the_final_name(target: Path) -> None:
 
 @pytest.mark.parametrize(("status", "requests"), [(404, 1), (403, 1), (503, 2)])
 def test_http_errors_are_retried_only_when_that_can_help(target: Path, status: int, requests: int) -> None:
-    with serving(Server(CONTENT, status=status)) as server:
-        with pytest.raises(DownloadFailed, match=f"HTTP status {status}"):
-            _get(server, target)
+    server = Server(CONTENT, status=status)
+    with serving(server), pytest.raises(DownloadFailed, match=f"HTTP status {status}"):
+        _get(server, target)
     assert len(server.starts) == requests
 
 

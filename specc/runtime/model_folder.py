@@ -1,0 +1,96 @@
+"""The model folders of `specc run`: found by name or path, and compared with the spec before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from specc.diagnostics import Diagnostic, DiagnosticError, error
+from specc.lower.drafts.state import head_geometry
+from specc.models.checkpoint import check_checkpoint
+from specc.models.families import checkpoint_geometry
+from specc.models.geometry import Geometry
+from specc.models.weights import eagle3_weight_table, weight_table
+from specc.runtime.cache import is_complete, model_folder
+from specc.runtime.fetch import MODELS, known_model
+from specc.spec import LoadedSpec
+
+
+def find_model(name: str) -> Path:
+    """The folder of `--model NAME|DIR`: an existing folder, or a fetched model.
+
+    Raises DiagnosticError: SPC411 for a known model that has not been fetched, SPC401 for anything else that is no
+    folder.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name in MODELS:
+        fetched = model_folder(name)
+        if is_complete(fetched):
+            return fetched
+        message = f"the model `{name}` has not been fetched"
+        raise DiagnosticError([error("SPC411", message, help=f"run: specc fetch {name}")])
+    if "/" not in name and not folder.suffix:
+        known_model(name)  # raises SPC420 with a suggestion
+    raise DiagnosticError([error("SPC401", f"the model folder {folder} does not exist")])
+
+
+def check_target(loaded: LoadedSpec, folder: Path) -> None:
+    """Raise DiagnosticError unless the folder holds the model that the spec describes.
+
+    SPC410: a size differs, with both values and the spec's place; SPC401 to SPC409: the folder itself is wrong.
+    """
+    geometry = loaded.spec.target.geometry
+    _raise_all(geometry_differences(loaded, geometry, folder, "target"))
+    check_checkpoint(folder, weight_table(geometry), geometry.num_hidden_layers)
+
+
+def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
+    """The same for the drafter's folder.
+
+    An EAGLE-3 head's config.json describes a model that does not exist alone: only its tensors' shapes are compared.
+    """
+    geometry, eagle = loaded.spec.draft_geometry, loaded.spec.eagle_geometry
+    if geometry is not None:
+        _raise_all(geometry_differences(loaded, geometry, folder, "draft"))
+        check_checkpoint(folder, weight_table(geometry), geometry.num_hidden_layers)
+    if eagle is not None:
+        table = eagle3_weight_table(
+            head_geometry(eagle),
+            draft_vocab_size=eagle.draft_vocab_size,
+            target_vocab_size=eagle.vocab_size,
+            target_hidden_size=eagle.target_hidden_size,
+            num_aux_layers=eagle.num_aux_layers,
+        )
+        check_checkpoint(folder, table, 1)
+
+
+def geometry_differences(loaded: LoadedSpec, expected: Geometry, folder: Path, section: str) -> Iterator[Diagnostic]:
+    """SPC410 for every size in which the folder's config.json is not the spec's `section` (target or draft).
+
+    `max_position_embeddings` changes no computation: only a folder with fewer positions than the spec uses is refused.
+    """
+    found = checkpoint_geometry(folder)
+    needed = loaded.spec.runtime.max_sequence_length
+    for item in fields(Geometry):
+        ours, theirs = getattr(expected, item.name), getattr(found, item.name)
+        if item.name == "max_position_embeddings":
+            if theirs < needed:
+                message = f"{folder / 'config.json'} allows {theirs} positions, the spec uses {needed}"
+                span = loaded.source.span("runtime", "max_sequence_length")
+                yield error("SPC410", message, span, help=f"set runtime.max_sequence_length to at most {theirs}")
+        elif ours != theirs:
+            name = "family" if item.name == "family" else f"config.{item.name}"
+            message = f"{section}.{name} is {ours} in the spec, but {theirs} in {folder / 'config.json'}"
+            span = loaded.source.span(section, *name.split("."))
+            yield error(
+                "SPC410", message, span, label=f"{theirs} in the folder", help="the spec describes another model"
+            )
+
+
+def _raise_all(findings: Iterator[Diagnostic]) -> None:
+    found = list(findings)
+    if found:
+        raise DiagnosticError(found)
