@@ -146,21 +146,26 @@ def carried_write(token: Scope, place: int) -> Write | None:
     if not isinstance(token.loop.carried_out[place], Node):
         return None
     value = Value(token, token.loop.carried_out[place]).resolved()
-    source = value.node.args[0] if value.node.target is operator.getitem else None
-    if isinstance(source, Node) and is_loop(source):
-        inner = next(scope for scope in value.scope.inner() if scope.loop is not None and scope.loop.node is source)
-        assert inner.loop is not None
-        number = value.node.args[1]
-        assert isinstance(number, int)
-        stacked = number - len(inner.loop.carried)
-        if stacked < 0 or not isinstance(inner.loop.stacked_out[stacked], Node):
-            return None
-        value = Value(inner, inner.loop.stacked_out[stacked])
     try:
-        write = write_of(value, token)
+        write = write_of(stacked_source(value) or value, token)
     except Miss:
         return None
     return write if write.table.place == place else None
+
+
+def stacked_source(value: Value) -> Value | None:
+    """What a loop's body stacks, where the value is that stacked result; None for anything else."""
+    source = value.node.args[0] if value.node.target is operator.getitem else None
+    if not isinstance(source, Node) or not is_loop(source):
+        return None
+    inner = next(scope for scope in value.scope.inner() if scope.loop is not None and scope.loop.node is source)
+    assert inner.loop is not None
+    number = value.node.args[1]
+    assert isinstance(number, int)
+    stacked = number - len(inner.loop.carried)
+    if stacked < 0 or not isinstance(inner.loop.stacked_out[stacked], Node):
+        return None
+    return Value(inner, inner.loop.stacked_out[stacked]).resolved()
 
 
 def _plus(value: Value) -> tuple[Value, int] | None:

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from specc.ir import ops
-from specc.ir.edit import is_loop
+from specc.ir.edit import is_loop, loop_parts
 from specc.ir.port import Port
 from specc.ir.scope import Miss, Scope, Value, named_arguments
 from specc.manager import predicate
@@ -21,6 +21,7 @@ from specc.passes.tables import (
     enclosing_token_loop,
     filled_with,
     read_rows,
+    stacked_source,
     table_of,
     token_offset,
 )
@@ -77,7 +78,10 @@ def _read_fault(value: Value, token: Scope) -> str | None:
 
 def _use_fault(value: Value, table: Node, token: Scope) -> str | None:
     """Why the use of a table by one node may read a row that is not an ancestor's; None if it can't."""
-    if value.node.op == "output" or is_loop(value.node):
+    if is_loop(value.node):
+        carried = table in loop_parts(value.node).carried
+        return f"`{value.node.name}` carries a node table from layer to layer" if carried else None
+    if value.node.op == "output":
         return None
     if value.calls(aten.select_scatter.default):
         if value.node.args[0] is table:
@@ -95,7 +99,8 @@ def _holds_table(value: Value, token: Scope) -> bool:
         return True
     if value.calls(aten.select_scatter.default, aten.narrow.default):
         return _holds_table(value.at(value.node.args[0]), token)
-    return False
+    stacked = stacked_source(value)
+    return stacked is not None and _holds_table(stacked, token)
 
 
 def _loop_faults(token: Scope) -> list[str]:
@@ -119,8 +124,11 @@ def _loop_faults(token: Scope) -> list[str]:
 def _is_tabular(value: Value, token: Scope) -> bool:
     """Only values that come back written row by row are tables; other carried values are judged by _carried_faults."""
     value = value.resolved()
-    while value.calls(aten.narrow.default):
-        value = value.at(value.node.args[0])
+    if value.calls(aten.narrow.default):
+        return _is_tabular(value.at(value.node.args[0]), token)
+    stacked = stacked_source(value)
+    if stacked is not None:
+        return _is_tabular(stacked, token)
     if value.calls(aten.select_scatter.default):
         return True
     table = table_of(value, token)

@@ -52,6 +52,8 @@ def _prepare(scope: Scope, builder: GraphBuilder) -> Batcher:
         unchanged = loop.carried_out[place] is node
         batcher.env[node] = Uniform(operand) if unchanged else Carried(place, False)
     for node, operand in zip(loop.sliced_inside, loop.sliced, strict=True):
+        if operand.meta["val"].shape[1] != tokens:
+            raise Refused(f"the loop visits {tokens} of the rows of `{operand.name}`")
         batcher.env[node] = Rows(operand, 1, is_ancestor_mask(Value(outer, operand)))
     for node, operand in zip(loop.invariant_inside, loop.invariant, strict=True):
         batcher.env[node] = Uniform(operand)

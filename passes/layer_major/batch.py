@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from specc.ir import ops
 from specc.ir.build import GraphBuilder, output_values
 from specc.ir.dims import is_symbolic
-from specc.ir.edit import LoopParts, inherit, is_loop, loop_parts
+from specc.ir.edit import LoopParts, inherit, is_impure, is_loop, loop_parts
 from specc.ir.rowwise import NotRowWise, result_axis
 from specc.ir.scope import named_arguments, with_arguments
 from specc.passes.layer_major.values import (
@@ -63,6 +63,8 @@ class Batcher:
             return Loop(self._layers(loop_parts(node)))
         if node.target is operator.getitem:
             return self._item(node)
+        if is_impure(node):
+            raise Refused(f"`{node.name}` has an effect besides its result")
         operands = [self.env[argument] for argument in node.all_input_nodes]
         if all(isinstance(operand, Uniform) for operand in operands):
             return Uniform(self._call(node, node.args, node.kwargs))

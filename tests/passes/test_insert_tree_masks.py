@@ -387,3 +387,47 @@ def test_planted_faults_are_seen_by_the_comparison(fault: Callable[[GraphModule]
     after = verified(with_verify(finish(module)), BRANCHED, SMALL, weights_of(SMALL))
     with pytest.raises(AssertionError, match=r"logits|candidate"):
         assert_same(before, after)
+
+
+def _read_by_position(module: GraphModule) -> None:
+    """A node reads the row before its own, whoever its parent is."""
+    parts = loop_parts(one_loop(module))
+    body = Editor(parts.body, "edit")
+    output = parts.body.graph.output_node()
+    table = output.args[0][0]
+    with body.before(output):
+        leaked = body.call(aten.select.int, table, 2, 0)
+        total = body.call(aten.sum.dim_IntList, leaked, [0, 2, 3])
+        column = body.call(aten.unsqueeze.default, total, 1)
+        row = body.call(aten.unsqueeze.default, column, 2)
+        hidden = body.call(aten.add.Tensor, output.args[0][-1], row)
+    output.args = ((*output.args[0][:-1], hidden),)
+
+
+def _carried_through_layers(module: GraphModule) -> None:
+    """The whole table of all layers is handed from layer to layer."""
+    parts = loop_parts(one_loop(module))
+    layers = loop_parts(one_loop(parts.body))
+    table = parts.carried_inside[0]
+    with layers.body.graph.inserting_after(layers.carried_inside[-1]):
+        inside = layers.body.graph.placeholder("whole_table")
+    inside.meta.update(table.meta)
+    output = layers.body.graph.output_node()
+    count = len(layers.carried)
+    output.args = ((*output.args[0][:count], inside, *output.args[0][count:]),)
+    arguments = list(layers.node.args)
+    arguments[3] = [*arguments[3], table]
+    layers.node.args = tuple(arguments)
+    for place, items in layers.results().items():
+        for item in items if place >= count else ():
+            item.args = (layers.node, place + 1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [(_read_by_position, "neither masked by ancestors nor by the parent"), (_carried_through_layers, "layer to layer")],
+)
+def test_the_predicate_sees_other_reads_of_node_tables(edit: Callable[[GraphModule], None], reason: str) -> None:
+    module = masked()
+    edit(module)
+    assert any(reason in fault for fault in tree_masked(with_verify(module)))

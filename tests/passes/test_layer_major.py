@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from specc.ir.dims import BATCH
 from specc.ir.edit import Editor, bodies, finish, loop_parts, modules
 from specc.ir.loop import loop
 from specc.ir.port import Port
+from specc.lower.assemble import lower
 from specc.manager import PassContext
 from specc.passes.insert_tree_masks import insert_tree_masks
 from specc.passes.layer_major import LayerMajor, layer_major, layer_major_faults
 from specc.program import INDEX_SAFE, TREE_MASKED, DecodeProgram
+from specc.spec import load
 from tests.passes.tree_programs import (
     CHAINS,
     TREES,
@@ -231,6 +234,16 @@ def test_the_pass_keeps_a_refused_draft_and_establishes_its_property() -> None:
     assert FINAL in result.notes[0].message
 
 
+@pytest.mark.slow
+def test_the_dynamic_draft_of_a_shipped_spec_is_refused() -> None:
+    text = Path(__file__).parents[2] / "specs" / "smollm2-dynamic-tree.yaml"
+    module = lower(load(text).spec).graphs["draft"]
+    made, notes = layer_major(module, "draft")
+    assert made is module
+    assert [note.fired for note in notes] == [False]
+    assert notes[0].message.startswith(FINAL)
+
+
 def test_in_step_sampling_through_a_table_is_refused_too() -> None:
     """Each token writes what it picked into a table and the next one embeds the row before its own."""
     b = GraphBuilder(("draft",))
@@ -309,12 +322,23 @@ def _same_for_every_token(module: GraphModule) -> None:
     output.args = ((*output.args[0][:-1], column),)
 
 
+def _visits_some(module: GraphModule) -> None:
+    node = next(node for node in module.graph.nodes if node.target is loop)
+    node.args = (*node.args[:2], SMALL.nodes - 1, *node.args[3:])
+
+
+def _effect(module: GraphModule) -> None:
+    _wrap(module, aten.silu.default, lambda editor, node: editor.call(aten.relu_.default, node))
+
+
 REFUSALS: list[tuple[Callable[[GraphModule], None], str]] = [
     (_unknown_op, "nothing is known of how it treats the token axis"),
     (_mixed_tokens, "it works along the token axis"),
     (_forged_mask, "has no ancestor mask, so a token may read rows of later ones"),
     (_table_before_the_write, "a table as earlier tokens left it"),
     (_other_rows, "takes other rows of a table than those of the tokens"),
+    (_visits_some, "the loop visits 4 of the rows of"),
+    (_effect, "has an effect besides its result"),
     (_same_for_every_token, "stacked result 2 of the loop is the same for every token"),
 ]
 
