@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 class _Recorder(Interpreter):
@@ -30,7 +31,8 @@ def record_types(module: GraphModule, example_inputs: Sequence[object] | None) -
         return []
     if example_inputs is None or len(example_inputs) != len(inputs):
         return missing
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    # Shapes that depend on data (masks, nonzero) become symbols of the shape environment.
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode:
         fakes = [
             mode.from_tensor(item) if isinstance(item, torch.Tensor) and not _is_fake(item) else item
             for item in example_inputs

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,12 +20,26 @@ from specc.ir.ranges.indices import all_index_uses
 from specc.manager import Note
 from specc.passes.rewrite_negative_indices import Policy, rewrite_negative_indices, unsafe_indices
 from specc.passes.rewrite_negative_indices.types import record_types
-
-Inputs = dict[str, torch.Tensor]
-Ranges = Mapping[str, ValueRange | tuple[int, int]]
-NODES, PATHS, DEPTH, HIDDEN = 7, 4, 3, 5
-PATH = ValueRange(-1, NODES - 1, "wrap")
-PAD = ValueRange(-1, NODES - 1, "pad")
+from tests.passes.tree_decoding_functions import (
+    DEPTH,
+    HIDDEN,
+    INDEX_NAMES,
+    NODES,
+    PAD,
+    PATH,
+    PATHS,
+    RAISES,
+    TOKENS,
+    WRAPS,
+    Case,
+    Inputs,
+    Ranges,
+    logits_table,
+    mask_filter,
+    padded_candidates,
+    paths,
+    store_rows,
+)
 
 
 def exported(function: Callable[..., Any], inputs: Inputs) -> GraphModule:
@@ -61,116 +74,6 @@ def strict(module: GraphModule, inputs: Inputs) -> Any:
     clones = [value.clone() for value in inputs.values()]
     result = Interpreter(module, strict=True).run(*clones)
     return result[0] if isinstance(result, tuple) and len(result) == 1 else result
-
-
-def paths() -> torch.Tensor:
-    return torch.tensor([[0, 1, 3], [0, 1, 4], [0, 2, -1], [0, -1, -1]])
-
-
-def padded_candidates(tree_tokens: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
-    """The token of every path node; a pad token behind the last node is what -1 finds."""
-    extended = torch.cat([tree_tokens, torch.full_like(tree_tokens[:1], -100)])
-    return extended[retrieve]
-
-
-def path_logits(logits: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
-    return logits[0, retrieve]
-
-
-def accepted_rows(cache: torch.Tensor, select: torch.Tensor) -> torch.Tensor:
-    """K or V rows [layers, heads, rows, size] along the accepted path."""
-    return cache[:, :, select]
-
-
-def newest_row(cache: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """The row before `length`: none of them at 0 reads the last one, as eager torch does."""
-    return cache[length - 1]
-
-
-def last_token_logits(logits: torch.Tensor) -> torch.Tensor:
-    return logits[:, -1]
-
-
-def last_two(logits: torch.Tensor) -> torch.Tensor:
-    return logits[..., -2:, :]
-
-
-def all_but_last(tokens: torch.Tensor) -> torch.Tensor:
-    return tokens[:-1]
-
-
-def narrow_from_end(tokens: torch.Tensor) -> torch.Tensor:
-    return torch.narrow(tokens, 0, -3, 2)
-
-
-def flat_take(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return torch.take(table, index)
-
-
-def along_dim(scores: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
-    return torch.take_along_dim(scores, parent, 1)
-
-
-def put_nodes(table: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return table.index_put((place,), rows)
-
-
-def put_in_place(table: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    out = table.clone()
-    out.index_put_((place,), rows)
-    return out * 2
-
-
-def mask_filter(tokens: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
-    """Paths without padding, then their tokens: the bool mask is no row number."""
-    rows = retrieve.clamp(min=0)
-    return torch.where(retrieve >= 0, tokens[rows], torch.zeros_like(tokens[rows]))
-
-
-@dataclass(frozen=True)
-class Case:
-    function: Callable[..., Any]
-    inputs: Inputs
-    ranges: Ranges
-
-
-def _logits() -> torch.Tensor:
-    return torch.arange(2.0 * NODES * HIDDEN).reshape(2, NODES, HIDDEN)
-
-
-TOKENS = torch.arange(10, 10 + NODES)
-WRAPS: dict[str, Case] = {
-    "pad token behind the last": Case(
-        padded_candidates, {"tree_tokens": TOKENS, "retrieve": paths()}, {"retrieve": PATH}
-    ),
-    "logits by retrieve indices": Case(path_logits, {"logits": _logits(), "retrieve": paths()}, {"retrieve": PATH}),
-    "cache rows by path": Case(
-        accepted_rows,
-        {"cache": torch.arange(2.0 * 2 * NODES * 3).reshape(2, 2, NODES, 3), "select": torch.tensor([0, 2, -1])},
-        {"select": PATH},
-    ),
-    "row before the length": Case(
-        newest_row, {"cache": _logits()[0], "length": torch.tensor([3, 0, NODES])}, {"length": (0, NODES)}
-    ),
-    "last token": Case(last_token_logits, {"logits": _logits()}, {}),
-    "last two": Case(last_two, {"logits": _logits()}, {}),
-    "all but the last": Case(all_but_last, {"tokens": TOKENS}, {}),
-    "narrow from the end": Case(narrow_from_end, {"tokens": TOKENS}, {}),
-    "take": Case(flat_take, {"table": _logits()[0], "index": torch.tensor([[-1, 3], [34, -35]])}, {"index": (-35, 34)}),
-    "take_along_dim": Case(
-        along_dim, {"scores": _logits()[:, :, 0], "parent": torch.tensor([[-1, 0], [5, -7]])}, {"parent": (-7, 6)}
-    ),
-    "index_put": Case(
-        put_nodes,
-        {"table": _logits()[0], "place": torch.tensor([1, -1]), "rows": -torch.ones(2, HIDDEN)},
-        {"place": PATH},
-    ),
-    "index_put in place": Case(
-        put_in_place,
-        {"table": _logits()[0], "place": torch.tensor([1, -1]), "rows": -torch.ones(2, HIDDEN)},
-        {"place": PATH},
-    ),
-}
 
 
 @pytest.mark.parametrize("tracer", TRACERS)
@@ -226,52 +129,6 @@ def test_a_function_that_clamps_and_masks_itself_stays_as_it_is(tracer: Callable
     assert not any(note.fired for note in notes)
     assert [node.name for node in after.graph.nodes] == [node.name for node in before.graph.nodes]
     assert any("[0, 6] is inside [0, 6]" in note.message for note in notes)
-
-
-def parent_scores(scores: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
-    """Cumulative scores: each child adds its parent's; the root has parent -1."""
-    return scores + scores.gather(1, parent)
-
-
-def embed_drafts(table: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Draft tokens with placeholder -1 reach the embedding (vllm-ascend issue 10305)."""
-    return F.embedding(draft, table)
-
-
-def pick_rows(table: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    return table.index_select(0, place)
-
-
-def store_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return cache.index_copy(0, slots, rows)
-
-
-def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    index = slots.unsqueeze(1).expand(-1, cache.shape[1])
-    return cache.scatter(0, index, rows)
-
-
-def store_in_place(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    out = cache.clone()
-    out.index_copy_(0, slots, rows)
-    return out + 0
-
-
-SLOTS = torch.tensor([4, -1, 0])
-ROWS = -torch.arange(1.0, 3 * HIDDEN + 1).reshape(3, HIDDEN)
-RAISES: dict[str, Case] = {
-    "gather": Case(
-        parent_scores,
-        {"scores": _logits()[:, :, 0], "parent": torch.tensor([[-1, 0, 0, 1, 2, 2, 5], [-1, 0, 1, 2, 3, 4, 5]])},
-        {},
-    ),
-    "embedding": Case(embed_drafts, {"table": _logits()[0], "draft": torch.tensor([[2, -1]])}, {}),
-    "index_select": Case(pick_rows, {"table": _logits()[0], "place": SLOTS}, {}),
-    "index_copy": Case(store_rows, {"cache": _logits()[0], "slots": SLOTS, "rows": ROWS}, {}),
-    "scatter": Case(scatter_rows, {"cache": _logits()[0], "slots": SLOTS, "rows": ROWS}, {}),
-    "index_copy_": Case(store_in_place, {"cache": _logits()[0], "slots": SLOTS, "rows": ROWS}, {}),
-}
-INDEX_NAMES = {"gather": "parent", "embedding": "draft", "index_select": "place"}
 
 
 def _declared(name: str, value: ValueRange) -> Ranges:
@@ -422,12 +279,26 @@ def test_sizes_that_are_not_fixed_are_proved_for_all_sizes() -> None:
             return logits[0, lengths - 1] + logits[0, -1]
 
     rows = torch.export.Dim("rows", min=2, max=64)
-    module = torch.export.export(Newest(), (_logits(), paths()), dynamic_shapes=({1: rows}, None)).module()
+    module = torch.export.export(Newest(), (logits_table(), paths()), dynamic_shapes=({1: rows}, None)).module()
     made, notes = rewrite_negative_indices(module)
     assert sum(note.fired for note in notes) == 2
     for size in (2, 5, 9):
         wide = {"logits": torch.randn(2, size, HIDDEN), "retrieve": torch.tensor([[-1, -1, -1]] * PATHS)}
         assert torch.equal(strict(made, wide), Newest()(**wide))
+
+
+def first_valid(tokens: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
+    """Reads row 0 of what a mask leaves over."""
+    kept = tokens[retrieve[:, 0] >= 0]
+    return kept[torch.zeros_like(retrieve[:1, 0])]
+
+
+def test_a_size_that_depends_on_data_may_be_zero() -> None:
+    inputs = {"tokens": torch.arange(PATHS), "retrieve": paths()}
+    with pytest.raises(DiagnosticError) as caught:
+        rewrite(traced, first_valid, inputs, {})
+    (finding,) = caught.value.diagnostics
+    assert finding.code == "SPC321"
 
 
 def test_the_users_module_stays_as_it_is() -> None:

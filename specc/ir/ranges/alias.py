@@ -68,7 +68,8 @@ def _shared(node: Node, salt: int) -> Iterator[tuple[Node, Node]]:
         return
     if isinstance(node.target, OpOverload) and not any(result.alias_info for result in node.target._schema.returns):
         return
-    operands = node.all_input_nodes[:1] if call is not None and call.in_place else node.all_input_nodes
+    written = call.written if call is not None else None
+    operands = node.all_input_nodes if written is None else [written]
     for operand in operands:
         yield operand, node
 
@@ -83,7 +84,9 @@ def _written(node: Node, salt: int) -> list[Node]:
     if not _writes(node):
         return []
     if not is_loop(node):
-        return node.all_input_nodes[:1]
+        call = call_of(node)
+        written = call.written if call is not None else None
+        return node.all_input_nodes if written is None else [written]
     parts = loop_parts(node)
     groups = written_groups(parts.body, salt + 1)
     return [

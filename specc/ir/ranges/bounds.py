@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import combinations
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from specc.ir.dims import BATCH, CHUNK
 
@@ -153,21 +154,26 @@ def of_size(size: int | torch.SymInt) -> Bound:
 
 
 def _of_expression(size: torch.SymInt) -> Bound:
+    """Backed symbols are sizes of inputs, at least 1; unbacked ones come from data (`nonzero`), and may be 0."""
     expression = size.node.expr
     if expression.is_Integer:
         return integer(int(expression))
-    if expression.is_Symbol:
-        return symbol(str(expression))
+    unbacked = {str(name) for name in free_unbacked_symbols(size)}
+    whole = symbol(f"({expression})") - integer(1 if unbacked else 0)
     names = sorted(expression.free_symbols, key=str)
     if not expression.is_polynomial(*names):
-        return symbol(f"({expression})")
-    total: Terms = {}
+        return whole
+    total = ZERO
     for powers, factor in expression.as_poly(*names).terms():
         if not factor.is_Integer:
-            return symbol(f"({expression})")
-        monomial = tuple(str(name) for name, power in zip(names, powers, strict=True) for _ in range(power))
-        total[monomial] = int(factor)
-    return _make(total)
+            return whole
+        product = integer(int(factor))
+        for name, power in zip(names, powers, strict=True):
+            one = symbol(str(name)) - integer(1) if str(name) in unbacked else symbol(str(name))
+            for _ in range(power):
+                product = product * one
+        total = total + product
+    return total
 
 
 def of_declared(value: int) -> Bound:

@@ -41,6 +41,11 @@ _ALIASES = {
     "_unsafe_index_put": "index_put",
     "_to_copy": "to",
     "pad": "constant_pad_nd",
+    "__getitem__": "getitem",
+    "__setitem__": "setitem",
+    "narrow_copy": "narrow",
+    "select_copy": "select",
+    "slice_copy": "slice",
 }
 _OPERATOR_MODULES = ("_operator", "operator")
 
@@ -49,7 +54,7 @@ _OPERATOR_MODULES = ("_operator", "operator")
 class Call:
     """`name` is the op's base name: `add` for aten.add.Tensor, torch.add, Tensor.add and operator.add alike.
 
-    `in_place` is set for ops that write into an argument (`x.add_`, `x[i] = y`); the name then lacks the `_`.
+    `in_place` is set for ops that write into an argument (`x.add_`, `x[i] = y`, `out=`); the name then lacks the `_`.
     """
 
     node: Node
@@ -64,6 +69,12 @@ class Call:
             if name in self.kwargs:
                 return self.kwargs[name]
         return self.args[position] if position < len(self.args) else default
+
+    @property
+    def written(self) -> Node | None:
+        """The operand that an op in place writes: `out`, or the first."""
+        target = self.kwargs.get("out") if self.kwargs.get("out") is not None else self.first
+        return target if self.in_place and isinstance(target, Node) else None
 
     @property
     def first(self) -> Any:
@@ -81,7 +92,9 @@ def call_of(node: Node) -> Call | None:
         return None
     if name.endswith("_") and not name.endswith("__") and name not in _ALIASES:
         name, in_place = name[:-1], True
-    if node.op == "call_function" and node.target in (operator.setitem, operator.delitem):
+    if node.target in (operator.setitem, operator.delitem, "__setitem__", "__delitem__"):
+        in_place = True
+    if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
         in_place = True
     return Call(node, _ALIASES.get(name, name), node.args, node.kwargs, in_place)
 

@@ -29,7 +29,8 @@ def constraints(condition: object, holds: bool, of: Callable[[object], Interval]
     """Narrowed intervals of the integer nodes that `condition` compares, where it is `holds`."""
     if not isinstance(condition, Node) or depth == 0:
         return {}
-    known: Known = {condition: exactly(int(holds))}
+    # A number that counts as true may be any but 0; only a bool is then 1.
+    known: Known = {condition: exactly(int(holds))} if not holds or dtype_of(condition) == torch.bool else {}
     call = call_of(condition)
     if call is None or call.in_place:
         return known

@@ -10,22 +10,34 @@ from specc.ir.ranges import interval as iv
 from specc.ir.ranges.bounds import of_size
 from specc.ir.ranges.calls import Call, dtype_of, shape_of, value
 from specc.ir.ranges.interval import EVERYTHING, exactly
-from specc.ir.ranges.rules import RULES, Operands, Value, rule
+from specc.ir.ranges.rules import RULES, Operands, Value, dim_size, rule
 
 SAME_VALUES = (
     "view reshape expand expand_as unsqueeze squeeze permute transpose t flatten unflatten select slice narrow movedim "
-    "flip roll repeat repeat_interleave tile diagonal contiguous clone detach alias index_select gather take "
+    "flip roll repeat tile diagonal contiguous clone detach alias index_select gather take "
     "take_along_dim index masked_select unfold ravel broadcast_to view_as reshape_as swapdims cpu cuda alias_copy "
     "lift_fresh pin_memory squeeze_ positive select_copy view_copy expand_copy unsqueeze_copy"
 )
 
 
 def _first(call: Call, operands: Operands) -> Value:
-    return operands.of(call.first)
+    """The tensor's own values, unless its bits are taken for another dtype (`x.view(torch.int32)`)."""
+    before, after = dtype_of(call.first), dtype_of(call.node)
+    reinterpreted = before is not None and after is not None and before != after
+    return EVERYTHING if reinterpreted else operands.of(call.first)
 
 
 for _name in SAME_VALUES.split():
     RULES.setdefault(_name, _first)
+
+
+@rule("repeat_interleave")
+def _repeat_interleave(call: Call, operands: Operands) -> Value:
+    """With one argument it is a tensor of counts, and the result holds their positions."""
+    if call.arg(1, "repeats") is None:
+        size = dim_size(call.first, 0)
+        return EVERYTHING if size is None else iv.up_to(size)
+    return operands.of(call.first)
 
 
 def _parts(call: Call, operands: Operands) -> Value:
