@@ -3,18 +3,84 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from specc.cli.common import add_json, add_spec, add_target, load_supported, not_built, positive
+from specc.cli.common import add_json, add_spec, add_target, load_supported, positive
+
+if TYPE_CHECKING:
+    from specc.check.runner import Progress
+
+MAX_EXAMPLES = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
     add_target(parser)
-    parser.add_argument("--max-examples", type=positive, default=200, metavar="N", help="default: 200")
+    parser.add_argument(
+        "--max-examples",
+        type=positive,
+        default=MAX_EXAMPLES,
+        metavar="N",
+        help=f"default: {MAX_EXAMPLES}; with fewer than 60, what they exercise is not judged",
+    )
+    parser.add_argument(
+        "--invariant",
+        action="append",
+        metavar="NAME",
+        dest="invariants",
+        help="only this invariant, by name or number (may be repeated); default: the spec's `invariants`",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="repeat a run; default: 0")
+    parser.add_argument("--replay", metavar="TOKEN", help="run one counterexample again")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    load_supported(args)
-    raise not_built("the property-based check")
+    """Exit code 0: everything holds; 1: a counterexample, or examples that don't count."""
+    loaded = load_supported(args)
+    chosen = args.invariants
+    if chosen is None and isinstance(loaded.spec.invariants, tuple):
+        chosen = list(loaded.spec.invariants)
+    import torch
+
+    from specc.check import replay
+    from specc.check import run as check
+
+    torch.set_num_threads(1)  # models are tiny: threads cost more than they give
+    if args.replay is not None:
+        report = replay(loaded, args.replay, chosen, args.seed)
+    else:
+        with _progress(args.json) as tell:
+            report = check(loaded, args.max_examples, chosen, args.seed, progress=tell)
+    spec = str(args.spec)
+    if args.json:
+        print(json.dumps(report.as_json(spec, args.overrides), indent=2))
+    else:
+        print(report.as_text(spec, args.overrides))
+    return 0 if report.ok else 1
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar on a terminal, nothing in a pipe."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compile", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            if total:
+                bar.update(task, description=what, completed=done, total=total)
+            else:
+                bar.update(task, description=what)
+
+        yield tell

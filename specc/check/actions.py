@@ -1,0 +1,263 @@
+"""What happens around a step besides the step itself; most of it on copies of the leader's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specc.check import step_checks, twins
+from specc.check.compare import difference, mapping_difference
+from specc.check.drafts import as_bag, planted, truncated
+from specc.check.example import AGAINST, StepPlan
+from specc.check.machines import Generated, Results, State, copied
+from specc.check.reduce import VOCABULARY
+from specc.check.view import rows_of, view
+from specc.testing import invariants as static
+from specc.testing.draft_tree import DraftTree
+from specc.testing.oracles import ancestors
+
+if TYPE_CHECKING:
+    from specc.check.session import Session
+
+Bag = dict[str, Tensor | None]
+POISON = 1e30
+
+
+def before(session: Session, action: str, plan: StepPlan) -> None:
+    """Before a step's draft."""
+    if action == "flush":
+        flush(session)
+    elif action == "snapshot" and session.texts[plan.row]:
+        snapshot(session, plan)
+    elif action == "restart":
+        restart(session, plan)
+    elif action == "plain":
+        plain_steps(session)
+
+
+def flush(session: Session) -> None:
+    """I21: flushing changes nothing that can be observed, and flushing twice is flushing once."""
+    crew = session.crew
+    if session.checks.wants("I21"):
+        before = view(crew.leader, crew.state, session.eagle)
+        once, _ = crew.run(crew.leader, "flush", session.fork(), {})
+        twice, _ = crew.run(crew.leader, "flush", copied(once), {})
+        gap = mapping_difference(twice, once, exact=True)
+        session.checks.require("I21", crew.where, None if gap is None else f"a second flush changes {gap}")
+        gap = mapping_difference(view(crew.leader, once, session.eagle), before, exact=True)
+        session.checks.require("I21", crew.where, None if gap is None else f"flush changes {gap}")
+    crew.step("flush", {})
+
+
+def restart(session: Session, plan: StepPlan) -> None:
+    """The row is given to another request: nothing of the old one may remain."""
+    session.crew.reset(plan.row)
+    session.texts[plan.row] = []
+    prompts: list[list[int]] = [[] for _ in session.texts]
+    prompts[plan.row] = session.new_prompt(plan.seed)
+    session.prefill(prompts)
+
+
+def whole_step(session: Session, state: State) -> State:
+    """One step with the module's own drafts on a state of one's own."""
+    crew, bag = session.crew, Bag()
+    for step in ("draft", "verify", "accept", "commit"):
+        state, results = crew.run(crew.leader, step, state, bag)
+        bag |= results
+    return state
+
+
+def snapshot(session: Session, plan: StepPlan) -> None:
+    """I21: a row's snapshot, taken while a commit may be pending, brings it back after another step."""
+    crew, machine = session.crew, session.crew.leader
+    if not session.checks.wants("I21") or not isinstance(machine, Generated):
+        return
+    rows = [plan.row]
+    wanted = rows_of(view(machine, crew.state, session.eagle), machine, rows)
+    state, saved = machine.snapshot(session.fork(), rows)
+    gap = mapping_difference(view(machine, saved, session.eagle), wanted, exact=True)
+    session.checks.require("I21", crew.where, None if gap is None else f"the snapshot of row {plan.row} differs: {gap}")
+    kept = copied(saved)
+    state = machine.restore(whole_step(session, state), rows, saved)
+    gap = mapping_difference(rows_of(view(machine, state, session.eagle), machine, rows), wanted, exact=True)
+    session.checks.require("I21", crew.where, None if gap is None else f"restored row {plan.row} differs: {gap}")
+    gap = mapping_difference(saved, kept, exact=True)
+    session.checks.require("I21", crew.where, None if gap is None else f"restoring changed the snapshot: {gap}")
+
+
+def plain_steps(session: Session) -> None:
+    """I22: plain steps, from whatever state speculation has left, emit what plain decoding emits."""
+    crew, spec = session.crew, session.subject.spec
+    state, texts = session.fork(), [list(text) for text in session.texts]
+    for _ in range(2):
+        live = ~state["finished"]
+        state, results = crew.run(crew.leader, "decode", state, {})
+        for row, text in enumerate(texts):
+            if not bool(live[row]):
+                continue
+            plain = session.subject.plain.logits(text)
+            step_checks.values_agree(
+                session, "I22", crew.where, f"plain step of row {row}", results["logits"][row], plain
+            )
+            wanted = session.subject.expected.pick(plain.tolist(), session.keys[row], len(text))
+            got = int(state["root_token"][row])
+            gap = None if got == wanted else f"a plain step of row {row} emits {got}, not {wanted}"
+            session.checks.require("I22", crew.where, gap)
+            text.append(wanted)
+            emitted = len(text) - len(session.texts[row])
+            spent = emitted >= int(crew.state["remaining"][row]) or len(text) - 1 >= spec.runtime.max_sequence_length
+            ended = wanted in spec.accept.stop_tokens or spent
+            gap = (
+                None if bool(state["finished"][row]) == ended else f"row {row} finished: {not ended} after a plain step"
+            )
+            session.checks.require("I25", crew.where, gap)
+
+
+def before_verify(session: Session, action: str, plan: StepPlan, bag: Bag) -> None:
+    """Between draft and verify."""
+    crew = session.crew
+    if action == "ghost":
+        trees = planted(session.subject, session.texts, plan.seed + 1, 99)
+        crew.step("verify", as_bag(session.subject, trees, plan.seed + 1))
+    elif action == "poison" and session.checks.wants("I17"):
+        poison(session, bag)
+
+
+def poisoned(state: State, session: Session) -> State:
+    """A flushed state with ±1e30 in every row that nobody may read any more. Never NaN: 0 * NaN leaks in right code."""
+    length = state["length"]
+    made = copied(state)
+    for name in ("k_cache", "v_cache"):
+        column = torch.arange(made[name].shape[2])
+        unread = column[None, :] >= length[:, None]
+        sign = torch.where(column % 2 == 0, 1.0, -1.0).to(made[name].dtype) * POISON
+        made[name] = torch.where(unread[None, :, :, None, None], sign[None, None, :, None, None], made[name])
+    for name in ("k_candidate", "v_candidate"):
+        if name in made:
+            made[name] = torch.full_like(made[name], -POISON)
+    return made
+
+
+def poison(session: Session, bag: Bag) -> None:
+    """I17: the step is bit for bit the same whatever stands in the rows of rejected nodes and behind the text."""
+    crew, outcomes = session.crew, list[tuple[State, Results]]()
+    clean, _ = crew.run(crew.leader, "flush", session.fork(), {})
+    clean = copied(clean)
+    for state in (copied(clean), poisoned(clean, session)):
+        seen: Results = {}
+        for step in ("verify", "accept", "commit"):
+            state, results = crew.run(crew.leader, step, state, {**bag, **seen})
+            seen |= results
+        outcomes.append((view(crew.leader, state, session.eagle), seen))
+    live = crew.live
+    for place in (0, 1):
+        one, other = outcomes[1][place], outcomes[0][place]
+        if place:
+            one, other = (_live_only(values, live) for values in (one, other))
+        gap = mapping_difference(one, other, exact=True)
+        text = None if gap is None else f"rows that nobody may read change {gap}"
+        session.checks.require("I17", crew.where, text, session.tree(bag, 0))
+
+
+def _live_only(values: Results, live: Tensor) -> Results:
+    rows = torch.nonzero(live).flatten()
+    return {name: value.index_select(0, rows) for name, value in values.items()}
+
+
+def after_verify(session: Session, action: str, plan: StepPlan, bag: Bag, trees: Sequence[DraftTree]) -> None:
+    """Between verify and accept."""
+    row = plan.row
+    if not bool(session.crew.live[row]) or trees[row].num_valid < 2:
+        return
+    if action == "leak" and session.checks.wants("I17"):
+        leak(session, plan, bag, trees)
+    elif action == "superset" and session.checks.wants("I26") and session.subject.expected._method == "greedy":
+        superset(session, plan, bag, trees)
+
+
+def leak(session: Session, plan: StepPlan, bag: Bag, trees: Sequence[DraftTree]) -> None:
+    """I17: other tokens at all nodes that are not its ancestors leave a node's logits as they are, bit for bit."""
+    crew, row, tree = session.crew, plan.row, trees[plan.row]
+    rng = Random(plan.seed)
+    node = rng.randrange(tree.num_valid)
+    own = ancestors(tree, node)
+    tokens = list(tree.tokens)
+    for other in range(tree.num_nodes):
+        if other not in own and tree.valid[other]:
+            tokens[other] = (tokens[other] + 1 + rng.randrange(VOCABULARY - 1)) % VOCABULARY
+    changed, logits = bag["tokens"], bag["logits"]
+    assert changed is not None
+    assert logits is not None
+    changed = changed.clone()
+    changed[row] = torch.tensor(tokens)
+    _, results = crew.run(crew.leader, "verify", session.fork(), {**bag, "tokens": changed})
+    kept = sorted(own)
+    gap = difference(results["logits"][row, kept], logits[row, kept], exact=True)
+    text = None if gap is None else f"node {node} depends on nodes that are not its ancestors: {gap}"
+    session.checks.require("I17", f"{crew.where}, row {row}", text, tree, kept)
+
+
+def superset(session: Session, plan: StepPlan, bag: Bag, trees: Sequence[DraftTree]) -> None:
+    """I26: the tree's first nodes alone never accept more than the whole tree."""
+    crew, row, tree = session.crew, plan.row, trees[plan.row]
+    smaller = list(trees)
+    smaller[row] = truncated(tree, 1 + plan.seed % (tree.num_valid - 1))
+    lengths = []
+    for some in (smaller, list(trees)):
+        inputs: Bag = {**bag, **as_bag(session.subject, some, plan.seed)}
+        state = session.fork()
+        for step in ("verify", "accept"):
+            state, results = crew.run(crew.leader, step, state, inputs)
+            inputs |= results
+        accepted = inputs["accept_length"]
+        assert accepted is not None
+        lengths.append(int(accepted[row]))
+    with session.checks.check("I26", f"{crew.where}, row {row}"):
+        static.check_superset(lengths[0], lengths[1], tree)
+
+
+def at_end(session: Session) -> None:
+    """After the last step: the committed rows are plain decoding's, a flush is idempotent, and the twins agree."""
+    flush(session)
+    committed_rows(session)
+    drafter_rows(session)
+    if AGAINST[session.example.against] == "twins":
+        twins.compare(session)
+
+
+def committed_rows(session: Session) -> None:
+    """I27: every committed K and V row is the one that plain decoding of the text computes."""
+    texts = session.committed_texts()
+    rows = [row for row, text in enumerate(texts) if text]
+    if not rows or not session.checks.wants("I27"):
+        return
+    plain = session.subject.plain.forward([texts[row] for row in rows])
+    state = session.crew.state
+    for place, row in enumerate(rows):
+        size = len(texts[row])
+        for name, layers in (("k", plain.keys), ("v", plain.values)):
+            wanted = torch.stack([layer[place, :size] for layer in layers])
+            what = f"committed {name.upper()} rows [layer, row, …] differ from plain decoding"
+            got = state[f"{name}_cache"][:, row, :size]
+            step_checks.values_agree(session, "I27", f"the end, row {row}", what, got, wanted)
+
+
+def drafter_rows(session: Session) -> None:
+    """I27: after a draft, the draft model's K and V rows are those of the whole text with the root."""
+    drafter, crew = session.subject.drafter, session.crew
+    rows = [row for row in range(len(session.texts)) if bool(crew.live[row])]
+    if drafter is None or not rows or not session.checks.wants("I27"):
+        return
+    state, _ = crew.run(crew.leader, "draft", session.fork(), {})
+    plain = drafter.forward([session.texts[row] for row in rows])
+    for place, row in enumerate(rows):
+        size = len(session.texts[row])
+        for name, layers in (("k", plain.keys), ("v", plain.values)):
+            wanted = torch.stack([layer[place, :size] for layer in layers])
+            got = state[f"draft_{name}_cache"][:, row, :size]
+            what = f"the drafter's {name.upper()} rows [layer, row, …] are not those of the text"
+            step_checks.values_agree(session, "I27", f"the end, row {row}", what, got, wanted)

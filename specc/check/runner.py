@@ -1,0 +1,186 @@
+"""The property-based run: hypothesis draws examples, shrinks what fails, and the examples must count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+
+from specc.check import once
+from specc.check.example import Example, examples, parse_token
+from specc.check.findings import CheckFailure, Checks, Finding
+from specc.check.report import Counterexample, Report
+from specc.check.session import Session
+from specc.check.tally import Tally
+from specc.check.workbench import Workbench, enough_variations
+from specc.diagnostics import DiagnosticError, error
+from specc.invariants import INVARIANTS, invariant
+from specc.spec import LoadedSpec
+
+SHRINK_SECONDS = 20.0
+FEWEST_TO_JUDGE = 60
+"""With fewer examples than this, shares of steps are not judged."""
+FEWEST_PER_PASS = 20
+"""Every pass of the spec's pipeline is compared before and after at least this often (in full runs)."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+def selected_ids(names: Iterable[str] | None) -> frozenset[str]:
+    """Ids of these names or ids; None: all. Raises DiagnosticError (SPC502) for an unknown one."""
+    if names is None:
+        return frozenset(entry.id for entry in INVARIANTS)
+    found = set()
+    for name in names:
+        try:
+            found.add(invariant(name).id)
+        except KeyError:
+            known = ", ".join(entry.name for entry in INVARIANTS)
+            message = f"there is no invariant `{name}`"
+            raise DiagnosticError([error("SPC502", message, help=f"invariants: {known}")]) from None
+    return frozenset(found)
+
+
+@dataclass
+class Run:
+    """One run over a workbench."""
+
+    bench: Workbench
+    checks: Checks
+    max_examples: int
+    shrink: bool
+    progress: Progress
+    tally: Tally = field(default_factory=Tally)
+    failures: dict[Example, Finding] = field(default_factory=dict)
+    found_at: float = 0.0
+
+    def one(self, example: Example) -> None:
+        """Run one example; remember what it finds. Past the time for shrinking only known failures fail."""
+        if example in self.failures:
+            raise CheckFailure(self.failures[example])
+        if self.failures and time.monotonic() - self.found_at > SHRINK_SECONDS:
+            return
+        if not self.failures:
+            self.tally.examples += 1
+            self.progress("examples", self.tally.examples, self.max_examples)
+        tally = Tally() if self.failures else self.tally
+        try:
+            Session(self.bench.subject(example.variation), example, self.checks, tally).run()
+        except CheckFailure as failure:
+            if not self.failures:
+                self.found_at = time.monotonic()
+            self.failures[example] = failure.finding
+            raise
+
+    def search(self) -> Counterexample | None:
+        """Draw examples until one fails; the smallest failing one found in time."""
+        phases = [Phase.generate, Phase.shrink] if self.shrink else [Phase.generate]
+        numbers = range(len(self.bench.variations))
+
+        @hypothesis.seed(self.bench.seed)
+        @settings(
+            max_examples=self.max_examples,
+            deadline=None,
+            database=None,
+            phases=phases,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+        )
+        @hypothesis.given(examples(numbers))
+        def drawn(example: Example) -> None:
+            self.one(example)
+
+        try:
+            drawn()
+        except CheckFailure as failure:
+            example = self._smallest(failure.finding)
+            return Counterexample(failure.finding, example, self.bench.variations[example.variation].name)
+        return None
+
+    def _smallest(self, finding: Finding) -> Example:
+        same = [example for example, other in self.failures.items() if other is finding]
+        return same[-1]
+
+
+def run(
+    loaded: LoadedSpec,
+    max_examples: int = 200,
+    invariants: Iterable[str] | None = None,
+    seed: int = 0,
+    *,
+    shrink: bool = True,
+    judge: bool | None = None,
+    progress: Progress | None = None,
+    bench: Workbench | None = None,
+) -> Report:
+    """Check a spec: passes, invariants, the generated module. Stops at the first counterexample.
+
+    `invariants`: names or ids, None for all. `judge`: fail where the examples exercise too little (default: if there
+    are at least 60, and all invariants are on). Raises DiagnosticError for what can't be compiled, SpecError for a spec
+    whose reduction is not legal.
+    """
+    started = time.monotonic()
+    checks = Checks(selected_ids(invariants))
+    bench = bench or Workbench.of(loaded, seed, enough_variations(max_examples))
+    tell = progress or (lambda what, done, total: None)
+    bench.on_compile = lambda name: tell(f"compile: {name}", 0, 0)
+    run_ = Run(bench, checks, max_examples, shrink, tell)
+    notes: dict[str, str] = {}
+    counterexample = once.static_checks(bench, checks, notes)
+    if counterexample is None:
+        counterexample = run_.search()
+    if counterexample is None:
+        tell("laws, mutated programs", 0, 0)
+        counterexample = once.expensive_checks(bench, checks, notes, max_examples)
+    shortfalls: list[str] = []
+    everything = invariants is None
+    if counterexample is None and (judge if judge is not None else everything and max_examples >= FEWEST_TO_JUDGE):
+        shortfalls = run_.tally.shortfalls()
+        if max_examples >= 200:
+            few = {name: count for name, count in checks.passes.items() if count < FEWEST_PER_PASS}
+            shortfalls += [f"pass {name} was compared {count} times, not 20" for name, count in few.items()]
+    return Report(
+        name=loaded.spec.name,
+        examples=run_.tally.examples,
+        seconds=time.monotonic() - started,
+        seed=seed,
+        variations=tuple(bench.compiled),
+        counts=dict(checks.counts),
+        passes=dict(checks.passes),
+        exercise=run_.tally.as_json(),
+        shortfalls=tuple(shortfalls),
+        counterexample=counterexample,
+        notes=notes,
+        selected=checks.selected,
+    )
+
+
+def replay(loaded: LoadedSpec, token: str, invariants: Iterable[str] | None = None, seed: int = 0) -> Report:
+    """Run one example again. Raises DiagnosticError (SPC501) for a token that is none."""
+    started, example = time.monotonic(), parse_token(token)
+    checks, tally = Checks(selected_ids(invariants)), Tally(examples=1)
+    bench = Workbench.of(loaded, seed)
+    if example.variation >= len(bench.variations):
+        raise DiagnosticError([error("SPC501", "the replay token names a variation that this spec does not have")])
+    found = None
+    try:
+        Session(bench.subject(example.variation), example, checks, tally).run()
+    except CheckFailure as failure:
+        found = Counterexample(failure.finding, example, bench.variations[example.variation].name)
+    return Report(
+        name=loaded.spec.name,
+        examples=1,
+        seconds=time.monotonic() - started,
+        seed=seed,
+        variations=tuple(bench.compiled),
+        counts=dict(checks.counts),
+        passes=dict(checks.passes),
+        exercise=tally.as_json(),
+        counterexample=found,
+        selected=checks.selected,
+    )

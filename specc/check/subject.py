@@ -1,0 +1,143 @@
+"""One variation, compiled: the program after lowering and after every pass, the generated module, weights, oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from specc import driver
+from specc.check.expected import Expected
+from specc.check.machines import Generated, Interpreted, load_module
+from specc.check.masks import SeenMasks
+from specc.check.oracle import PlainDecoding
+from specc.check.variations import Variation
+from specc.check.weights import PREFIX, Value, logical_weights, program_weights
+from specc.ir.verifier import verify
+from specc.manager import PassContext, Pipeline, check_properties
+from specc.passes import pipeline_of
+from specc.program import INDEX_SAFE, TREE_MASKED, DecodeProgram
+from specc.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The program after one pass (or "lower")."""
+
+    name: str
+    program: DecodeProgram
+
+
+def stages_of(variation: Variation, naive: DecodeProgram, checked: bool) -> list[Stage]:
+    """The program after lowering and after every pass that changed it. `checked`: verify IR and properties too."""
+    pipeline = pipeline_of(variation.loaded.spec)
+    pipeline.check_order()
+    stages = [Stage("lower", naive)]
+    program, ctx = naive, PassContext(verify=False, spans=driver.spans_of(variation.loaded))
+    for item in pipeline.passes:
+        if checked:
+            result = Pipeline((item,)).run(program, ctx)
+            program, changed = result.program, result.records[0].changed
+            verify(program, after=item.name)
+            check_properties(program, item.establishes, item.name)
+        else:
+            outcome = item.run(program, ctx)
+            changed = outcome.changed
+            kept = program.properties & item.preserves if changed else program.properties
+            program = replace(outcome.program, properties=kept | item.establishes)
+        if changed:
+            stages.append(Stage(item.name, program))
+    return stages
+
+
+@dataclass
+class Subject:
+    """A compiled variation. Raises DiagnosticError while compiling; what is not asked for is not made."""
+
+    variation: Variation
+    seed: int
+    checked: bool = False
+    deferred_twin: Subject | None = None
+    chain_twin: Subject | None = None
+    _machines: dict[str, Interpreted] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Spec:
+        """The variation's spec."""
+        return self.variation.loaded.spec
+
+    @cached_property
+    def naive(self) -> DecodeProgram:
+        """The program before all passes."""
+        return driver.lower_spec(self.variation.loaded)
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The naive program, then the program after every pass that changed it."""
+        return stages_of(self.variation, self.naive, self.checked)
+
+    @property
+    def program(self) -> DecodeProgram:
+        """The program that the module is generated from."""
+        return self.stages[-1].program
+
+    @cached_property
+    def weights(self) -> Mapping[str, Value]:
+        """Weights by the naive program's names."""
+        drawn = logical_weights(self.spec, self.seed)
+        return {name: drawn[name] for name in self.naive.weights}
+
+    @cached_property
+    def all_weights(self) -> Mapping[str, Value]:
+        """Weights that no program reads included (the head's t2d)."""
+        return logical_weights(self.spec, self.seed)
+
+    @cached_property
+    def source(self) -> str:
+        """The generated module's text."""
+        return driver.generate(self.variation.loaded, self.program)
+
+    @cached_property
+    def generated(self) -> Generated:
+        """The generated module."""
+        return self.generate(self.program, "generated module")
+
+    def generate(self, program: DecodeProgram, name: str) -> Generated:
+        """A module generated from any program over this subject's weights."""
+        source = self.source if program is self.program else driver.generate(self.variation.loaded, program)
+        module = load_module(source, f"specc_checked_{self.variation.key[:16]}")
+        weights = module.Weights(**program_weights(program, self.naive, self.weights))
+        slots = {name: slot for name, slot in program.slots.items() if slot.alias is None}
+        return Generated(name, module, slots, weights)
+
+    def interpreted(self, stage: Stage, strict: bool = False) -> Interpreted:
+        """A stage in the interpreter; `strict` where its indices are claimed to be safe."""
+        key = f"{stage.name}:{strict}"
+        if key not in self._machines:
+            weights = program_weights(stage.program, self.naive, self.weights)
+            safe = strict and INDEX_SAFE in stage.program.properties
+            name = "naive program" if stage.name == "lower" else f"program after {stage.name}"
+            hooks = (SeenMasks(),) if strict and TREE_MASKED in stage.program.properties else ()
+            self._machines[key] = Interpreted(name, stage.program, weights, strict=safe, poison=safe, hooks=hooks)
+        return self._machines[key]
+
+    @cached_property
+    def naive_machine(self) -> Interpreted:
+        """The naive program in the interpreter."""
+        return self.interpreted(Stage("lower", self.naive))
+
+    @cached_property
+    def plain(self) -> PlainDecoding:
+        """The target on whole texts."""
+        return PlainDecoding(self.spec.target.geometry, self.weights)
+
+    @cached_property
+    def drafter(self) -> PlainDecoding | None:
+        """The draft model on whole texts; None for other methods."""
+        geometry = self.spec.draft_geometry
+        return None if geometry is None else PlainDecoding(geometry, self.weights, PREFIX, self.spec.draft.window)
+
+    @cached_property
+    def expected(self) -> Expected:
+        """The acceptance rule."""
+        return Expected(self.spec)

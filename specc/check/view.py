@@ -1,0 +1,56 @@
+"""What can be observed of a state: committed rows and control slots, after a flush, with unreachable rows blanked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specc.check.machines import Machine, State, copied
+
+CONTROL = ("length", "root_token", "finished", "remaining", "rng")
+
+
+def blanked(rows: Tensor, count: Tensor, dim: int = 1) -> Tensor:
+    """`rows` [.., B at dim - 1, C at dim, ..] with everything at or beyond count [B] set to 0."""
+    shape = [1] * rows.dim()
+    shape[dim] = rows.shape[dim]
+    column = torch.arange(rows.shape[dim]).reshape(shape)
+    limits = [1] * rows.dim()
+    limits[dim - 1] = count.shape[0]
+    return torch.where(column < count.reshape(limits), rows, torch.zeros_like(rows))
+
+
+def view(machine: Machine, state: State, eagle: bool) -> State:
+    """The observable part of a state (a copy). `eagle`: the drafter is a head, whose rows lag by one.
+
+    Target caches: rows below length. Drafter caches: rows below length + 1 - recent_count (a head: length -
+    recent_count), which drafting does not recompute. History: the text and the root. Recent tokens and features: those
+    that count.
+    """
+    flushed, _ = machine.step("flush", copied(state), {})
+    length = flushed["length"]
+    seen = {name: flushed[name].clone() for name in CONTROL}
+    for name in ("k_cache", "v_cache"):
+        seen[name] = blanked(flushed[name], length, 2)
+    if "history" in flushed:
+        seen["history"] = blanked(flushed["history"], torch.where(length > 0, length + 1, 0))
+    if "recent_count" in flushed:
+        count = flushed["recent_count"]
+        seen["recent_count"] = count.clone()
+        rows = (length + (0 if eagle else 1) - count).clamp(min=0)
+        for name in ("draft_k_cache", "draft_v_cache"):
+            seen[name] = blanked(flushed[name], rows, 2)
+        for name in ("recent_tokens", "recent_features"):
+            if name in flushed:
+                seen[name] = blanked(flushed[name], count)
+    return seen
+
+
+def rows_of(state: State, machine: Machine, rows: list[int]) -> State:
+    """Only these rows of the batch."""
+    index = torch.tensor(rows)
+    return {
+        name: value.index_select(machine.slots[name].batch_dim, index)
+        for name, value in state.items()
+        if name in machine.slots
+    }

@@ -1,0 +1,93 @@
+"""Weights of reduced models: random by seed; a draft model is a noisy copy of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specc.models.geometry import Geometry
+from specc.models.random_weights import random_weights
+from specc.models.weights import WeightEntry, eagle3_weight_table, weight_table
+from specc.program import DecodeProgram
+from specc.spec import Spec
+
+NOISE = 0.12
+"""Standard deviation of a draft model's noise, in standard deviations of each tensor."""
+
+PREFIX = "draft_"
+Value = Tensor | tuple[Tensor, ...]
+
+
+def target_weights(geometry: Geometry, seed: int) -> dict[str, Value]:
+    """The target's weights in float64 by logical name."""
+    drawn = random_weights(weight_table(geometry), geometry, seed, torch.float64)
+    return {name: value if isinstance(value, Tensor) else tuple(value) for name, value in drawn.items()}
+
+
+def _noisy(value: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+    return value + NOISE * (value.std() if value.numel() > 1 else 1.0) * noise
+
+
+def noisy_copy(target: Mapping[str, Value], layers: int, seed: int) -> dict[str, Value]:
+    """A draft model of the target's widths: its first `layers` layers, every tensor with noise."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    made: dict[str, Value] = {}
+    for name, value in target.items():
+        if isinstance(value, Tensor):
+            made[PREFIX + name] = _noisy(value, generator)
+        else:
+            made[PREFIX + name] = tuple(_noisy(one, generator) for one in value)[:layers]
+    return made
+
+
+def _head_table(spec: Spec) -> tuple[tuple[WeightEntry, ...], Geometry]:
+    head, target = spec.eagle_geometry, spec.target.geometry
+    assert head is not None
+    table = eagle3_weight_table(
+        target,
+        draft_vocab_size=head.draft_vocab_size,
+        target_vocab_size=head.vocab_size,
+        target_hidden_size=head.target_hidden_size,
+        num_aux_layers=head.num_aux_layers,
+    )
+    return table, target
+
+
+def head_weights(spec: Spec, seed: int) -> dict[str, Value]:
+    """A random EAGLE-3 head, its vocabulary tables included."""
+    table, geometry = _head_table(spec)
+    drawn = random_weights(table, geometry, seed + 2, torch.float64, include_optional=True)
+    made: dict[str, Value] = {}
+    for name, value in drawn.items():
+        one = value if isinstance(value, Tensor) else value[0]
+        per_layer = next(entry for entry in table if entry.name == name).per_layer
+        made[PREFIX + name] = (one,) if per_layer else one
+    return made
+
+
+def logical_weights(spec: Spec, seed: int) -> dict[str, Value]:
+    """Every weight of target and drafter by program name, as the naive program declares them."""
+    made = target_weights(spec.target.geometry, seed)
+    if spec.draft.method == "draft_model":
+        geometry = spec.draft_geometry
+        assert geometry is not None
+        made |= noisy_copy(made, geometry.num_hidden_layers, seed)
+    elif spec.draft.method == "eagle3":
+        made |= head_weights(spec, seed)
+    return made
+
+
+def program_weights(program: DecodeProgram, naive: DecodeProgram, logical: Mapping[str, Value]) -> dict[str, Value]:
+    """The weights that `program` declares: those of `naive`, concatenated along dim 0 where a pass fused them."""
+    by_source = {(weight.model, weight.sources[0]): logical[name] for name, weight in naive.weights.items()}
+    made: dict[str, Value] = {}
+    for name, weight in program.weights.items():
+        parts: Sequence[Value] = [by_source[weight.model, source] for source in weight.sources]
+        if weight.layers is None:
+            made[name] = torch.cat([part for part in parts if isinstance(part, Tensor)])
+        else:
+            made[name] = tuple(torch.cat([part[layer] for part in parts]) for layer in range(weight.layers))
+    return made

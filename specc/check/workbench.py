@@ -1,0 +1,76 @@
+"""The compiled variations of one spec: each compiled once, when an example first asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specc.check.reduce import reduced_mapping
+from specc.check.subject import Subject
+from specc.check.variations import MAX_VARIATIONS, Variation, as_chain, changed, variations
+from specc.diagnostics import SpecError
+from specc.spec import LoadedSpec, fingerprint, from_mapping, to_mapping
+
+EXAMPLES_PER_VARIATION = 20
+
+
+def enough_variations(max_examples: int) -> int:
+    """How many variations share this many examples."""
+    return max(3, min(MAX_VARIATIONS, max_examples // EXAMPLES_PER_VARIATION))
+
+
+@dataclass
+class Workbench:
+    """Variations by number, subjects as they are compiled. `on_compile` is told the name of each."""
+
+    variations: list[Variation]
+    seed: int = 0
+    on_compile: Callable[[str], None] | None = None
+    _subjects: dict[int, Subject] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, loaded: LoadedSpec, seed: int = 0, limit: int = MAX_VARIATIONS) -> Workbench:
+        """The reduced spec and what is around it. Raises SpecError if the reduction is not a legal spec."""
+        mapping = reduced_mapping(loaded)
+        return cls(variations(from_mapping(mapping), mapping, limit), seed)
+
+    @property
+    def compiled(self) -> list[str]:
+        """Names of the variations compiled so far."""
+        return [self.variations[number].name for number in sorted(self._subjects)]
+
+    def subject(self, number: int) -> Subject:
+        """The compiled variation; the spec itself is verified after every pass, too."""
+        if number not in self._subjects:
+            if self.on_compile is not None:
+                self.on_compile(self.variations[number].name)
+            subject = Subject(self.variations[number], self.seed, checked=number == 0)
+            self._subjects[number] = subject
+            subject.deferred_twin = self._twin(number, _other_update(subject))
+            subject.chain_twin = None if subject.spec.is_chain else self._twin(number, _chain(subject))
+        return self._subjects[number]
+
+    def _twin(self, number: int, changes: Mapping[str, Any] | None) -> Subject | None:
+        """The variation that equals this one after `changes`, if there is one."""
+        if changes is None:
+            return None
+        mapping = to_mapping(self.variations[number].loaded.spec)
+        mapping.pop("backend", None)
+        try:
+            key = fingerprint(from_mapping(changed(mapping, changes)).spec)
+        except SpecError:
+            return None
+        place = next((i for i, one in enumerate(self.variations) if one.key == key), None)
+        return None if place is None else self.subject(place)
+
+
+def _other_update(subject: Subject) -> Mapping[str, Any] | None:
+    """How the deferred twin of an immediate spec differs from it, and the other way round."""
+    other = "deferred" if subject.spec.commit.update == "immediate" else "immediate"
+    return {"commit.update": other, "commit.kv": "path_index"}
+
+
+def _chain(subject: Subject) -> Mapping[str, Any] | None:
+    """How the chain twin of a tree differs from it."""
+    return as_chain(subject.spec.depth) if subject.spec.draft.method != "none" else None
