@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from specc.ir.clone import graph_module
 from specc.ir.infer import fake, fake_mode, infer
 from specc.ir.loop import Operand, fake_loop, loop, slice_operand
 from specc.ir.port import Port
@@ -134,7 +135,7 @@ class GraphBuilder:
         node.meta["keys"] = ()
         node.meta["passes"] = (self.origin,)
         node.meta["ports"] = tuple(ports)
-        return GraphModule(self.root, self.graph)
+        return graph_module(self.root, self.graph)
 
 
 def body_types(module: GraphModule) -> Callable[..., tuple[Any, ...]]:

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from specc.ir import ops as _ops  # noqa: F401  (declares the ops that the text may name)
 from specc.ir.build import fake
+from specc.ir.clone import graph_module
 from specc.ir.lexer import MAX_DEPTH, Reader, Token
 from specc.ir.loop import AXES, loop
 from specc.ir.port import Port, Sentinel, ValueRange
@@ -187,7 +188,7 @@ def _block(reader: _IrReader) -> GraphModule:
     reader.end_line()
     reader.nodes = outer
     reader.blocks -= 1
-    return GraphModule(root, graph)
+    return graph_module(root, graph)
 
 
 def _return(reader: _IrReader, graph: Graph) -> None:
