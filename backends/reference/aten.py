@@ -43,11 +43,13 @@ _INFIX: Mapping[str, tuple[str, int]] = {
 _PREFIX: Mapping[str, str] = {"neg": "-", "bitwise_not": "~"}
 # Positional arguments of these overloads mean the same in the Tensor method of that name.
 _METHODS = frozenset(
-    """abs all amax amin any argmax argmin argsort clamp clamp_max clamp_min clone contiguous cos cumsum detach exp expand expand_as expm1 flip gather
-    index_select isfinite isinf isnan log log1p logsumexp masked_fill max maximum mean min minimum narrow permute prod
-    reciprocal repeat reshape rsqrt scatter select sigmoid sin softmax sqrt square squeeze sum t take tanh topk
-    transpose tril triu unsqueeze view log_softmax to sort type_as new_zeros scatter_add index_add masked_scatter
-    flatten""".split()  # noqa: SIM905
+    """
+    abs all amax amin any argmax argmin argsort clamp clamp_max clamp_min clone contiguous cos cumsum detach
+    exp expand expand_as expm1 flip gather index_select isfinite isinf isnan log log1p logsumexp masked_fill
+    max maximum mean min minimum narrow permute prod reciprocal repeat reshape rsqrt scatter select sigmoid
+    sin softmax sqrt square squeeze sum t take tanh topk transpose tril triu unsqueeze view log_softmax to
+    sort type_as new_zeros scatter_add index_add masked_scatter flatten
+    """.split()  # noqa: SIM905
 )
 _FUNCTIONS: Mapping[str, str] = {
     "where": "torch.where",

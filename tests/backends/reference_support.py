@@ -55,11 +55,12 @@ def program_of(draft: str, **options: str) -> DecodeProgram:
     return lower(loads(spec_text(draft, **options)).spec)
 
 
-def planned(program: DecodeProgram, *, deferred: bool = False) -> DecodeProgram:
-    """The program after all passes up to plan-buffers."""
+def planned(program: DecodeProgram, *, deferred: bool = False, buffers: bool = True) -> DecodeProgram:
+    """The program after all passes (without plan-buffers: at value level)."""
     passes: list[Pass] = [RewriteNegativeIndices(), InsertTreeMasks(), LayerMajor()]
     passes += [FuseDeferredStateUpdate()] if deferred else []
-    passes += [FuseProjections(), Canonicalize(), CommonSubexpressions(), DeadCode(), PlanBuffers()]
+    passes += [FuseProjections(), Canonicalize(), CommonSubexpressions(), DeadCode()]
+    passes += [PlanBuffers()] if buffers else []
     return Pipeline(tuple(passes)).run(program, PassContext(verify=False)).program
 
 

@@ -49,6 +49,19 @@ def attend(
     return out.reshape(batch, rows, heads, dim)
 
 
+def attend_causal(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of a prompt's first rows: row m of q sees rows [0, m] of k, v."""
+    group = q.shape[2] // k.shape[2]
+    key = k.transpose(1, 2).repeat_interleave(group, 1)
+    value = v.transpose(1, 2).repeat_interleave(group, 1)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2), key, value, is_causal=True, scale=scale
+    )
+    return out.transpose(1, 2).contiguous()
+
+
 def block_visible(
     length: torch.Tensor,
     total: int,
@@ -118,8 +131,10 @@ def causal_attention_cached(
     rows = offset + q.shape[1]
     total = min(int(length.max()) + rows, k_cache.shape[1])
     keys, values = k_cache[:, :total], v_cache[:, :total]
-    if q.shape[0] == 1 and q.shape[1] == 1 and window == 0:
+    if window == 0 and q.shape[0] == 1 and q.shape[1] == 1:
         return attend(q, keys, values, None, scale, fused)
+    if window == 0 and offset == 0 and fused and total == q.shape[1]:
+        return attend_causal(q, keys, values, scale)
     block = causal_block(q.shape[1], rows, offset, window, q.device)
     visible = block_visible(length, total, block, positions, window)
     return attend(q, keys, values, visible, scale, fused)

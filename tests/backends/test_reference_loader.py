@@ -1,0 +1,101 @@
+"""The loader inside a generated module: reads what transformers writes, refuses everything else in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.backends.reference_support import fused_weights, generate, load_text, planned, program_of
+
+
+def write_checkpoint(module: Any, folder: Path, weights: dict[str, Any], shards: int = 1) -> None:
+    """A checkpoint folder with the weights of a program whose weights have one source each."""
+    tensors = {}
+    for row in module.WEIGHTS:
+        value = weights[row.name]
+        for layer, part in enumerate(value if row.layers is not None else (value,)):
+            tensors[row.sources[0].replace("{layer}", str(layer))] = part.clone()
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return
+    names = sorted(tensors)
+    files = {name: f"model-{number % shards}.safetensors" for number, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+@pytest.fixture(scope="module")
+def loadable() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    naive = program_of("plain")
+    program = planned(naive)
+    plain, fused = load_text(generate(naive)), load_text(generate(program))
+    return plain, fused, fused_weights(naive, naive), fused_weights(naive, program)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_loader_reads_and_concatenates(loadable: Any, shards: int, tmp_path: Path) -> None:
+    plain, fused, weights, wanted = loadable
+    write_checkpoint(plain, tmp_path, weights, shards)
+    loaded = fused.load_weights(tmp_path)
+    for name, value in wanted.items():
+        ours = getattr(loaded, name)
+        pairs = zip(ours, value, strict=True) if isinstance(value, tuple) else [(ours, value)]
+        assert all(torch.equal(a, b) and a.is_contiguous() for a, b in pairs)
+    decoder = fused.Decoder.from_pretrained(tmp_path)
+    assert 1 <= len(decoder.generate([[1, 2, 3]], 4, speculative=False).tokens[0]) <= 4
+
+
+def _rewrite(folder: Path, *, drop: str = "", add: str = "", reshape: str = "") -> None:
+    tensors = dict(load_file(folder / "model.safetensors"))
+    tensors.pop(drop, None)
+    if add:
+        tensors[add] = torch.zeros(1)
+    if reshape:
+        tensors[reshape] = torch.zeros(3, dtype=torch.float64)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _index(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+
+
+def _header(folder: Path, header: Any) -> None:
+    raw = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"abc"), "not a safetensors file"),
+        (lambda folder: _rewrite(folder, drop="model.norm.weight"), "no tensor 'model.norm.weight'"),
+        (lambda folder: _rewrite(folder, add="model.extra"), "'model.extra' that the spec does not know"),
+        (lambda folder: _rewrite(folder, reshape="model.norm.weight"), "3 rows together"),
+        (lambda folder: _index(folder, "../model.safetensors"), "outside the checkpoint folder"),
+        (lambda folder: _index(folder, "/etc/passwd"), "outside the checkpoint folder"),
+        (lambda folder: _index(folder, "absent.safetensors"), "has no file"),
+        (lambda folder: _header(folder, {"x": {"dtype": "F64", "shape": [9], "data_offsets": [0, 72]}}), "not fit its"),
+        (lambda folder: _header(folder, {"x": {"dtype": "F99", "shape": [1], "data_offsets": [0, 8]}}), "malformed"),
+        (lambda folder: _header(folder, {"x": 3}), "malformed"),
+        (lambda folder: _header(folder, [1]), "malformed"),
+    ],
+)
+def test_loader_refuses_wrong_checkpoints(loadable: Any, damage: Any, message: str, tmp_path: Path) -> None:
+    plain, _, weights, _ = loadable
+    write_checkpoint(plain, tmp_path, weights)
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        plain.load_weights(tmp_path)
+
+
+def test_loader_refuses_a_missing_folder(loadable: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        loadable[0].load_weights(tmp_path / "absent")
