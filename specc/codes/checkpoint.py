@@ -70,6 +70,50 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "a checkpoint with int8 weights",
     ),
     Code(
+        "SPC410",
+        "the model folder is not the model that the spec describes",
+        "The sizes of the spec (target.config, or draft.config) are compiled into the module. They are compared "
+        "with the folder's config.json before anything is loaded, all of them at once.",
+        "specc run specs/qwen3-dynamic-tree.yaml --model smollm2-135m-instruct --prompt Hello",
+    ),
+    Code(
+        "SPC411",
+        "the model has not been fetched",
+        "`--model` takes a folder, or the name of a model that `specc fetch` has put into the cache.",
+        "SPECC_CACHE=empty-folder specc run spec.yaml --model smollm2-135m-instruct --prompt Hello",
+    ),
+    Code(
+        "SPC412",
+        "the drafter's weights are missing or not wanted",
+        "A spec with `draft.method: draft_model` or `eagle3` needs the folder of the drafter's weights: "
+        "`draft.checkpoint`, or `--draft-model DIR`. A drafter of the target's own sizes can be simulated with "
+        "`--draft-model self-perturbed:SIGMA`. The other methods have no weights.",
+        "specc run specs/smollm2-static-tree.yaml --model smollm2-135m-instruct --prompt Hello",
+    ),
+    Code(
+        "SPC413",
+        "a simulated drafter is not possible",
+        "`self-perturbed:SIGMA` copies the target's weights and multiplies each by 1 + SIGMA * a standard normal "
+        "number. SIGMA is a number from 0 to 1, the method must be `draft_model`, and the drafter's family and sizes "
+        "must be the target's.",
+        "specc run spec.yaml --model DIR --draft-model self-perturbed:lots --prompt Hello",
+    ),
+    Code(
+        "SPC414",
+        "a prompt does not fit the compiled module",
+        "A prompt and at least one new token must fit into runtime.max_sequence_length, and every token id must be "
+        "below the target's vocab_size (a tokenizer of another model gives ids that are not).",
+        "specc run spec.yaml --set runtime.max_sequence_length=8 --model DIR --prompt 'a text of more than 8 tokens'",
+    ),
+    Code(
+        "SPC415",
+        "the text can't be compared token for token",
+        "`--verify-lossless` compares with plain decoding, token by token. With accept.method `rejection` or `typical` "
+        "both texts are drawn: they follow the same law (rejection), but are not the same text. `specc check` "
+        "tests the law.",
+        "specc run specs/smollm2-rejection.yaml --model DIR --verify-lossless --prompt Hello",
+    ),
+    Code(
         "SPC420",
         "the model to fetch is not known",
         "`specc fetch` knows a short list of models whose files are pinned by sha256. Any other model in the "
@@ -149,6 +193,20 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "the prompts file has no prompts",
         "All lines of the file are blank.",
         "an empty file",
+    ),
+    Code(
+        "SPC455",
+        "a file is not a generated module",
+        "Modules that `specc compile` writes begin with a header that states the content's sha256, the fingerprints "
+        "of spec and pipeline, the target and the ABI. The file can't be read, or has no such header.",
+        "specc verify setup.py",
+    ),
+    Code(
+        "SPC456",
+        "a generated module has been altered",
+        "The sha256 in the header is not that of the file's content. A module that you want to change should be "
+        "generated from a changed spec, or kept as your own code without the header.",
+        "a generated module with one character changed",
     ),
     Code(
         "SPC460",

@@ -71,12 +71,11 @@ class RunView(Watcher):
             self._bars.add_task("comparing with plain decoding", total=None)
 
     def _clear(self) -> None:
-        for task in self._bars.task_ids if self._bars is not None else ():
-            self._bars.remove_task(task)
+        if self._bars is not None:
+            for task in self._bars.task_ids:
+                self._bars.remove_task(task)
 
     def _print(self, text: str) -> None:
-        if self._bars is not None and self._bars.live.is_started and not self._stream:
-            self._bars.refresh()
         self._out.write(terminal_text(text) if self._terminal else text)
         self._out.flush()
 
