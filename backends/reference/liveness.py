@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -119,9 +120,9 @@ def _analyse_loop(module: GraphModule, node: Node, live: Liveness) -> None:
             _operand(live, operand, is_loop=True)
 
 
-def _operand(live: Liveness, operand: object, *, is_loop: bool) -> None:
+def _operand(live: Liveness, operand: Any, *, is_loop: bool) -> None:
     found: list[Node] = []
-    torch.fx.node.map_arg(operand, found.append)  # type: ignore[arg-type]
+    torch.fx.node.map_arg(operand, found.append)
     live.count(found)
     if is_loop:
         live.loop_operands.update(found)

@@ -8,7 +8,9 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from specc.ir import ops
-from specc.ir.edit import Editor, LoopParts, add_invariant, inherit, is_loop, loop_parts
+from specc.ir.build import output_node
+from specc.ir.edit import Editor, LoopParts, add_invariant, inherit, is_impure, is_loop, loop_parts
+from specc.ir.port import Port
 from specc.ir.scope import named_arguments
 from specc.passes.plan_buffers.common import (
     CACHED,
@@ -74,20 +76,27 @@ def append_loop(module: GraphModule, rows: Node) -> tuple[LoopParts, dict[str, A
     slot = sliced_slot(parts, arguments["cache"])
     if slot is None or outside(parts, arguments["rows"]) is not rows:
         return None
+    output = output_node(module)
     for result in stacked_result(parts, calls[0]):
-        if bound_slots(module, result) != [slot]:
+        values: Any = output.args[0]
+        ports = [port for port, value in zip(output.meta["ports"], values, strict=True) if value is result]
+        if any(port != Port("slot", slot) for port in ports):
             return None
     return parts, {name: outside(parts, value) for name, value in arguments.items()}, slot
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where the new rows of one attention operand go: count None appends all of them (candidates)."""
+    """Where the new rows of one attention operand go: count None appends all of them (candidates).
+
+    `append` is the loop at value level that appended them; its results are then the cache itself.
+    """
 
     cache: Node
     rows: Node
     count: Node | None
     slots: frozenset[str]
+    append: LoopParts | None = None
 
 
 def tail_of(module: GraphModule, parts: LoopParts, attention: Node, which: str, plan: Plan) -> Tail:
@@ -99,23 +108,48 @@ def tail_of(module: GraphModule, parts: LoopParts, attention: Node, which: str, 
         raise Refused(f"`{attention.name}` does not read a slice of a cache slot")
     results = stacked_result(parts, rows)
     length = outside(parts, arguments["length"])
-    if slot_of(length) != "length":
-        raise Refused(f"`{attention.name}` does not see the committed rows of slot `length`")
     if len(results) != 1:
         raise Refused(f"the new rows of `{attention.name}` are not stacked once")
     appended = append_loop(module, results[0])
     if appended is not None:
-        _, operands, target = appended
+        loop, operands, target = appended
         if target != slot or operands["start"] is not length:
-            raise Refused(f"the rows of `{attention.name}` are appended elsewhere than behind the committed ones")
-        order = {node: number for number, node in enumerate(module.graph.nodes)}
-        if order[operands["count"]] > order[parts.node]:
-            raise Refused("how many rows are appended is known only after the loop")
-        return Tail(cache, rows, operands["count"], frozenset({slot}))
+            raise Refused(f"the rows of `{attention.name}` are appended elsewhere than behind those that it sees")
+        check_last_reader(module, outside(parts, cache), parts.node, loop.node)
+        hoist(module, operands["count"], parts.node)
+        return Tail(cache, rows, operands["count"], frozenset({slot}), loop)
+    if slot_of(length) != "length":
+        raise Refused(f"`{attention.name}` does not see the committed rows of slot `length`")
+    check_last_reader(module, outside(parts, cache), parts.node, parts.node)
     slots = bound_slots(module, results[0])
     if any(plan.home.get(name) != slot for name in slots):
         raise Refused(f"the new rows of `{attention.name}` become {slots}, not the tail of `{slot}`")
     return Tail(cache, rows, None, frozenset(slots))
+
+
+def check_last_reader(module: GraphModule, cache: Node, writer: Node, append: Node) -> None:
+    """Condition 5: nothing after the loop `writer` (but the append itself) reads the cache's old value."""
+    order = {node: number for number, node in enumerate(module.graph.nodes)}
+    for user in cache.users:
+        if order[user] > order[writer] and user is not append and user.users:
+            raise Refused(f"`{user.name}` reads the old value of `{cache.name}` later in the step")
+
+
+def hoist(module: GraphModule, node: Node, before: Node) -> None:
+    """Move `node` and what it depends on in front of the loop `before`. Raises Refused where it depends on the loop."""
+    order = {item: number for number, item in enumerate(module.graph.nodes)}
+    moved: set[Node] = set()
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if item in moved or order[item] < order[before]:
+            continue
+        if item is before or is_impure(item):
+            raise Refused("how many rows are appended is known only after the loop")
+        moved.add(item)
+        stack.extend(item.all_input_nodes)
+    for item in sorted(moved, key=order.__getitem__):
+        before.prepend(item)
 
 
 def later_read(parts: LoopParts, attention: Node, caches: tuple[Node, Node]) -> Node | None:
@@ -144,7 +178,7 @@ def rows_in_tail(module: GraphModule, step: str, plan: Plan) -> None:
                 continue
             write_tail(module, parts, attention, tails)
             names = ", ".join(sorted(f"`{name}`" for tail in tails for name in tail.slots))
-            plan.note(step, f"{names}: rows written at `length` of the cache, read from there")
+            plan.note(step, f"{names}: rows written behind those that attention sees, read from there")
             parts = loop_parts(node)
 
 
@@ -170,6 +204,13 @@ def write_tail(module: GraphModule, parts: LoopParts, attention: Node, tails: li
     attention.replace_all_uses_with(made)
     parts.body.graph.erase_node(attention)
     unbind(module, {name for tail in tails for name in tail.slots})
+    for tail in tails:
+        if tail.append is not None:
+            append = tail.append
+            cache = outside(parts, tail.cache)
+            for results in append.results().values():
+                for result in results:
+                    result.replace_all_uses_with(cache)
 
 
 def drop_placeholders(module: GraphModule, slots: set[str]) -> None:

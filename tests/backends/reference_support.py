@@ -33,6 +33,11 @@ DRAFTS = {
     "ngram: {min: 1, max: 3}}",
 }
 VOCABULARY = 23
+DRAFTS["model"] = (
+    "{method: draft_model, tree: dynamic, num_speculative_tokens: 5, num_steps: 3, top_k: 2, family: llama, config: "
+    "{num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, "
+    f"intermediate_size: 24, vocab_size: {VOCABULARY}, max_position_embeddings: 512}}}}"
+)
 
 
 def spec_text(
@@ -67,10 +72,10 @@ def planned(program: DecodeProgram, *, deferred: bool = False, buffers: bool = T
 def fused_weights(naive: DecodeProgram, program: DecodeProgram, seed: int = 0) -> dict[str, Any]:
     """The naive program's random weights as the program wants them: fused projections are concatenations."""
     own = weights_of(naive, seed)
-    by_source = {naive.weights[name].sources: value for name, value in own.items()}
+    by_source = {(naive.weights[name].model, *naive.weights[name].sources): value for name, value in own.items()}
     made: dict[str, Any] = {}
     for name, weight in program.weights.items():
-        parts = [by_source[(source,)] for source in weight.sources]
+        parts = [by_source[(weight.model, source)] for source in weight.sources]
         if weight.layers is None:
             made[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
         else:

@@ -25,7 +25,7 @@ def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.tensor([len(prompt) for prompt in prompts])
 
 
-@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree", "model"])
 def test_module_equals_interpreter_on_naive_programs(draft: str) -> None:
     both = Lockstep(program_of(draft), batch=3)
     both.prefill(*padded(PROMPTS))
@@ -33,10 +33,10 @@ def test_module_equals_interpreter_on_naive_programs(draft: str) -> None:
     for _ in range(6):
         accepted += int(both.speculate()["accept_length"].sum())
     both.decode()
-    assert draft == "plain" or accepted > 0
+    assert draft in ("plain", "model") or accepted > 0
 
 
-@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree", "model"])
 def test_decoder_is_lossless(draft: str) -> None:
     program = program_of(draft)
     module = load_text(generate(program))
@@ -47,13 +47,13 @@ def test_decoder_is_lossless(draft: str) -> None:
     assert len({len(row) for row in plain.tokens}) >= 1
     alone = [decoder.generate([prompt], 20).tokens[0] for prompt in PROMPTS]
     assert alone == fast.tokens
-    if draft != "plain":
+    if draft not in ("plain", "model"):
         assert fast.acceptance_length > 1.0
     assert all(0 <= token < VOCABULARY for row in fast.tokens for token in row)
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree", "model"])
 def test_module_equals_interpreter_on_planned_programs(draft: str, deferred: bool) -> None:
     naive = program_of(draft, update="deferred" if deferred else "immediate")
     program = planned(naive, deferred=deferred)
@@ -66,7 +66,7 @@ def test_module_equals_interpreter_on_planned_programs(draft: str, deferred: boo
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree", "model"])
 def test_planned_decoder_writes_the_same_text_as_the_naive_one(draft: str, deferred: bool) -> None:
     naive = program_of(draft, update="deferred" if deferred else "immediate")
     program = planned(naive, deferred=deferred)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx import GraphModule, Node
 
 from specc.ir import ops
 from specc.ir.build import output_node
@@ -33,7 +34,7 @@ def result(draft: str, deferred: bool) -> PassResult:
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize("draft", ["plain", "chain", "tree"])
+@pytest.mark.parametrize("draft", ["plain", "chain", "tree", "model"])
 def test_candidates_are_not_stored_and_caches_change_in_place(draft: str, deferred: bool) -> None:
     made = result(draft, deferred)
     assert made.changed
@@ -127,19 +128,16 @@ def refusal(program: DecodeProgram) -> str:
     return refused[0]
 
 
-def commit_call(program: DecodeProgram) -> tuple[object, object]:
-    node = next(item for item in program.graphs["commit"].graph.nodes if is_loop(item))
-    parts = loop_parts(node)
-    return node, next(item for item in parts.body.graph.nodes if item.target is ops.commit_path)
+def input_of(module: GraphModule, name: str) -> Node:
+    """The placeholder bound to this port."""
+    return next(node for node in module.graph.nodes if node.op == "placeholder" and node.meta["port"].name == name)
 
 
 def test_refuses_a_commit_that_starts_elsewhere() -> None:
     program = edited(value_level("tree", False), "commit")
     module = program.graphs["commit"]
     node = next(item for item in module.graph.nodes if is_loop(item))
-    length = next(
-        item for item in module.graph.nodes if item.op == "placeholder" and item.meta["port"].name == "length"
-    )
+    length = input_of(module, "length")
     with module.graph.inserting_before(node):
         moved = module.graph.call_function(torch.ops.aten.add.Tensor, (length, 1))
     moved.meta |= length.meta
@@ -152,7 +150,7 @@ def test_refuses_a_path_of_unknown_order() -> None:
     program = edited(value_level("tree", False), "commit")
     module = program.graphs["commit"]
     node = next(item for item in module.graph.nodes if is_loop(item))
-    path = next(item for item in module.graph.nodes if item.op == "placeholder" and item.meta["port"].name == "path")
+    path = input_of(module, "path")
     with module.graph.inserting_before(node):
         turned = module.graph.call_function(torch.ops.aten.flip.default, (path, [1]))
     turned.meta |= path.meta
@@ -164,9 +162,7 @@ def test_refuses_a_path_of_unknown_order() -> None:
 def test_refuses_a_second_reader_of_the_candidates() -> None:
     program = edited(value_level("tree", False), "commit")
     module = program.graphs["commit"]
-    candidate = next(
-        item for item in module.graph.nodes if item.op == "placeholder" and item.meta["port"].name == "k_candidate"
-    )
+    candidate = input_of(module, "k_candidate")
     with module.graph.inserting_before(output_node(module)):
         module.graph.call_function(torch.ops.aten.neg.default, (candidate,))
     assert "reads candidate rows outside a loop" in refusal(program)

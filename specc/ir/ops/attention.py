@@ -113,6 +113,8 @@ def _attention_fake(q: torch.Tensor, *_: object) -> torch.Tensor:
     "Tensor mask, Tensor positions, float scale, int window, bool fused=True) -> Tensor",
     fake=_attention_fake,
     rows=("q", "mask", "positions"),
+    # At buffer level a cache may have been written before: plan-buffers proves that the new rows are wanted.
+    meta={"reads_written": True},
 )
 def tree_attention(
     q: torch.Tensor,
@@ -142,6 +144,7 @@ def tree_attention(
     "Tensor positions, int offset, float scale, int window, bool fused=True) -> Tensor",
     fake=_attention_fake,
     rows=("q", "positions"),
+    meta={"reads_written": True},
 )
 def causal_attention(
     q: torch.Tensor,
