@@ -92,6 +92,14 @@ def test_adding_zero_to_floats_stays_because_it_turns_minus_zero_into_zero() -> 
     assert calls(canonicalize(module)) == ["aten.add.Tensor"]
 
 
+def test_transposes_of_different_dims_stay() -> None:
+    b = GraphBuilder(("verify",))
+    x = b.placeholder("x", fake((2, 2, 2), torch.float64))
+    y = b.call(aten.transpose.int, b.call(aten.transpose.int, x, 0, 1), 1, 2)
+    z = b.call(aten.transpose.int, b.call(aten.transpose.int, x, 0, 2), -1, -3)
+    assert calls(canonicalize(b.output([y, z]))) == ["aten.transpose.int"] * 2
+
+
 def test_integer_sums_are_collected() -> None:
     module = chain((aten.add.Tensor, 3), (aten.sub.Tensor, 1), (aten.add.Tensor, 5), dtype=torch.int64)
     made = canonicalize(module)
