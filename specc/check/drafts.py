@@ -20,7 +20,7 @@ def shape_of(subject: Subject) -> PlantedShape:
     """What trees the variation can verify."""
     spec = subject.spec
     width = 1 if spec.is_chain else max(spec.draft.top_k, 2)
-    return PlantedShape(spec.num_nodes, max(spec.depth, 0), width)
+    return PlantedShape(spec.num_nodes, spec.depth, width, early_error=0.1, short=0.2)
 
 
 def truncated(tree: DraftTree, budget: int) -> DraftTree:

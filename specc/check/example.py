@@ -20,6 +20,7 @@ from specc.diagnostics import DiagnosticError, error
 MAX_BATCH = 3
 MAX_PROMPT = 9
 MAX_STEPS = 5
+SMALL_BUDGETS, WHOLE_TREE = 4, 99
 
 PLANTED, OWN = 0, 1
 ACTIONS = ("none", "flush", "snapshot", "ghost", "restart", "poison", "leak", "superset", "plain")
@@ -38,7 +39,7 @@ class StepPlan:
 
     drafts: int = PLANTED
     seed: int = 0
-    budget: int = 99
+    budget: int = WHOLE_TREE
     action: int = 0
     row: int = 0
 
@@ -99,15 +100,16 @@ def _example(values: Any) -> Example:
 def step_plans(draw: st.DrawFn, rows: int) -> StepPlan:
     """Steps, three planted ones to one of the module's own."""
     drafts = draw(st.sampled_from((PLANTED, PLANTED, PLANTED, OWN)))
-    # Small budgets only sometimes; shrinking goes towards the first of each list.
-    budget = draw(st.sampled_from((0, 1, 2, 3, 4, 99, 99, 99, 99, 99, 99, 99)))
+    # Small budgets only sometimes, but shrinking goes towards them.
+    budget = draw(st.integers(0, 19))
+    budget = budget if budget < SMALL_BUDGETS else WHOLE_TREE
     action = draw(st.integers(0, len(ACTIONS) - 1)) if draw(st.booleans()) else 0
     return StepPlan(drafts, draw(st.integers(0, 4095)), budget, action, draw(st.integers(0, rows - 1)))
 
 
 @st.composite
-def examples(draw: st.DrawFn, variations: Sequence[int]) -> Example:
-    """Examples over these numbers of variations."""
+def examples(draw: st.DrawFn, variations: Sequence[int], against: str | None = None) -> Example:
+    """Examples over these numbers of variations; `against` fixes what the module is compared with."""
     rows = draw(st.sampled_from((1, 1, 2, 2, 3)))
     token = st.integers(0, VOCABULARY - 1)
     prompts = []
@@ -118,5 +120,5 @@ def examples(draw: st.DrawFn, variations: Sequence[int]) -> Example:
     limits = tuple(draw(st.sampled_from((64, 64, 64, 64, 9, 5, 2, 1))) for _ in range(rows))
     steps = draw(st.lists(step_plans(rows), min_size=1, max_size=MAX_STEPS))
     chunk = draw(st.sampled_from((MAX_PROMPT, 1, 2, 4)))
-    against = draw(st.sampled_from((0, 1, 1, 2, 3)))
-    return Example(draw(st.sampled_from(variations)), tuple(prompts), chunk, limits, tuple(steps), against)
+    compared = draw(st.sampled_from((0, 1, 1, 2, 3))) if against is None else AGAINST.index(against)
+    return Example(draw(st.sampled_from(variations)), tuple(prompts), chunk, limits, tuple(steps), compared)

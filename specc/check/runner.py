@@ -54,16 +54,17 @@ class Run:
     max_examples: int
     shrink: bool
     progress: Progress
+    against: str | None = None
     tally: Tally = field(default_factory=Tally)
     failures: dict[Example, Finding] = field(default_factory=dict)
     found_at: float = 0.0
 
-    def one(self, example: Example) -> None:
+    def one(self, example: Example) -> Finding | None:
         """Run one example; remember what it finds. Past the time for shrinking only known failures fail."""
         if example in self.failures:
-            raise CheckFailure(self.failures[example])
+            return self.failures[example]
         if self.failures and time.monotonic() - self.found_at > SHRINK_SECONDS:
-            return
+            return None
         if not self.failures:
             self.tally.examples += 1
             self.progress("examples", self.tally.examples, self.max_examples)
@@ -74,7 +75,8 @@ class Run:
             if not self.failures:
                 self.found_at = time.monotonic()
             self.failures[example] = failure.finding
-            raise
+            return failure.finding
+        return None
 
     def search(self) -> Counterexample | None:
         """Draw examples until one fails; the smallest failing one found in time."""
@@ -91,9 +93,11 @@ class Run:
             suppress_health_check=list(HealthCheck),
             print_blob=False,
         )
-        @hypothesis.given(examples(numbers))
+        @hypothesis.given(examples(numbers, self.against))
         def drawn(example: Example) -> None:
-            self.one(example)
+            finding = self.one(example)
+            if finding is not None:
+                raise CheckFailure(finding)  # always here: hypothesis tells failures apart by where they come from
 
         try:
             drawn()
@@ -117,11 +121,13 @@ def run(
     judge: bool | None = None,
     progress: Progress | None = None,
     bench: Workbench | None = None,
+    against: str | None = None,
 ) -> Report:
     """Check a spec: passes, invariants, the generated module. Stops at the first counterexample.
 
     `invariants`: names or ids, None for all. `judge`: fail where the examples exercise too little (default: if there
-    are at least 60, and all invariants are on). Raises DiagnosticError for what can't be compiled, SpecError for a spec
+    are at least 60, and all invariants are on). `shrink` False: stop at the first failing example as it is. `against`
+    fixes what every example compares the module with (`example.AGAINST`). `bench` holds what is compiled already. Raises DiagnosticError for what can't be compiled, SpecError for a spec
     whose reduction is not legal.
     """
     started = time.monotonic()
@@ -129,7 +135,7 @@ def run(
     bench = bench or Workbench.of(loaded, seed, enough_variations(max_examples))
     tell = progress or (lambda what, done, total: None)
     bench.on_compile = lambda name: tell(f"compile: {name}", 0, 0)
-    run_ = Run(bench, checks, max_examples, shrink, tell)
+    run_ = Run(bench, checks, max_examples, shrink, tell, against)
     notes: dict[str, str] = {}
     counterexample = once.static_checks(bench, checks, notes)
     if counterexample is None:

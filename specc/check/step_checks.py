@@ -18,7 +18,6 @@ from specc.testing import invariants as static
 from specc.testing.draft_oracles import dynamic_tree, prompt_lookup_chain, prompt_lookup_tree, static_tree
 from specc.testing.draft_tree import DraftTree
 from specc.testing.oracles import Acceptance
-from specc.testing.tensors import acceptances
 
 if TYPE_CHECKING:
     from specc.check.session import Session
@@ -145,44 +144,6 @@ def verified(session: Session, before: State, trees: Sequence[DraftTree], bag: B
         where = f"{crew.where}, verify of row {row}"
         text = "logits [node, token] differ from plain decoding after the node's path"
         values_agree(session, "I23", where, text, got, wanted[place], trees[row])
-
-
-def accepted(session: Session, trees: Sequence[DraftTree], bag: Bag, live: Tensor) -> list[Acceptance | None]:
-    """I7, I9: every live row accepts what the rule gives for the module's own logits; other rows nothing."""
-    crew, spec, checks = session.crew, session.subject.spec, session.checks
-    names = ("path", "accept_length", "bonus", "stopped", "emitted", "emitted_tokens", "logits")
-    got = {name: value for name in names if (value := bag[name]) is not None}
-    found = acceptances(got["path"], got["accept_length"], got["bonus"], got["stopped"])
-    q_probs, out = bag.get("q_probs"), list[Acceptance | None]()
-    for row, outcome in enumerate(found):
-        where = f"{crew.where}, accept of row {row}"
-        emitted = int(got["emitted"][row])
-        if not bool(live[row]):
-            blank = (emitted, outcome.accept_length, any(outcome.path), outcome.stopped) == (0, 0, False, False)
-            checks.require("I14", where, None if blank else f"a finished row accepts {outcome}, emits {emitted}")
-            out.append(None)
-            continue
-        length, remaining = int(crew.state["length"][row]), int(crew.state["remaining"][row])
-        limit = min(remaining, spec.runtime.max_sequence_length - length)
-        law = None if q_probs is None else q_probs[row].tolist()
-        logits = got["logits"][row].tolist()
-        wanted = session.subject.expected.step(trees[row], logits, law, session.keys[row], length, limit)
-        with checks.check("I7", where):
-            static.check_path(trees[row], outcome.path, outcome.accept_length)
-        gap = None if outcome == wanted else f"accepted {outcome}, the rule gives {wanted}"
-        checks.require("I7", where, gap, trees[row], wanted.path)
-        text = wanted.emitted(trees[row])
-        padded = [*text, *[0] * (len(outcome.path) - len(text))]
-        shown = got["emitted_tokens"][row].tolist()
-        right = emitted == len(text) and shown == padded
-        checks.require(
-            "I9", where, None if right else f"emits {emitted} of {shown}, not {text}", trees[row], wanted.path
-        )
-        if spec.sampling.temperature == 0.0 and spec.accept.method != "typical":
-            plain = session.subject.plain.continuation(session.texts[row], len(text))
-            checks.require("I23", where, None if plain == text else f"emits {text}, plain decoding {plain}", trees[row])
-        out.append(wanted)
-    return out
 
 
 def candidate_rows(session: Session) -> State | None:
