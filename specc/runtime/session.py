@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specc.diagnostics import DiagnosticError, error
@@ -16,7 +16,7 @@ from specc.runtime.perturb import SelfPerturbed, check_self_perturbed, parse_sel
 from specc.runtime.prompts import Prompt
 from specc.runtime.tokenizer import Message, Tokenizer
 from specc.runtime.trace import RunIdentity, StepTrace
-from specc.spec import LoadedSpec, from_mapping, to_mapping
+from specc.spec import LoadedSpec
 
 Report = Callable[[str], None]
 
@@ -94,9 +94,8 @@ def with_stop_tokens(loaded: LoadedSpec, stop_tokens: Sequence[int]) -> LoadedSp
     """The spec with these stop tokens; the same object if it has them already."""
     if tuple(stop_tokens) == loaded.spec.accept.stop_tokens:
         return loaded
-    mapping = to_mapping(loaded.spec)
-    mapping["accept"] = {**mapping["accept"], "stop_tokens": list(stop_tokens)}
-    return from_mapping(mapping, base=loaded.base)
+    accept = loaded.spec.accept.model_copy(update={"stop_tokens": tuple(stop_tokens)})
+    return replace(loaded, spec=loaded.spec.model_copy(update={"accept": accept}))
 
 
 @dataclass(slots=True)
