@@ -116,6 +116,13 @@ def test_a_pipeline_runs_in_order_and_records_what_happened() -> None:
     assert result.records[0].fingerprint == result.records[1].fingerprint
 
 
+def test_what_a_pass_does_not_preserve_is_gone_only_if_it_changed_something() -> None:
+    mask = Slot("mask", (BATCH,), torch.bool, "control", "")
+    given = replace(program(), slots={**program().slots, "mask": mask}, properties=frozenset({TREE_MASKED}))
+    assert Pipeline((AddMore(),)).run(given).program.properties == {INDEX_SAFE}
+    assert Pipeline((AddMore(step=1, silent=True),)).run(given).program.properties == {TREE_MASKED, INDEX_SAFE}
+
+
 def test_a_wrong_order_is_refused_before_anything_runs_and_names_who_lost_the_property() -> None:
     given = replace(program(), properties=frozenset({TREE_MASKED}))
     with pytest.raises(DiagnosticError) as caught:
