@@ -109,13 +109,16 @@ def test_typical_acceptance_is_the_reference_walk(batch: list[DraftTree], seed: 
 
 
 def test_typical_acceptance_accepts_above_and_rejects_at_the_threshold() -> None:
-    # p = 1/4 each: the entropy is log 4, so with alpha = 1 the bar is 1/4 = p, and equality does not pass.
+    # p = 1/4 each: the entropy is log 4, so with alpha = 1 the bar is 1/4 = p up to rounding.
     probs = [0.25] * 4
     assert typical_threshold(probs, 0.9, 1.0) == pytest.approx(0.25)
     tree = make_tree([0, 1], [-1, 0])
     for alpha, length in ((0.99, 1), (1.01, 0)):
         module = accept_graph(AcceptConfig("typical", epsilon=0.9, alpha=alpha), 2, 4)
         assert run_accept(module, [tree], torch.zeros(1, 2, 4).double())["accept_length"].tolist() == [length]
+    # Here the bar is epsilon = 1/4 exactly, and equality does not pass.
+    module = accept_graph(AcceptConfig("typical", epsilon=0.25, alpha=9.0), 2, 4)
+    assert run_accept(module, [tree], torch.zeros(1, 2, 4).double())["accept_length"].tolist() == [0]
 
 
 @pytest.mark.parametrize(("finished", "remaining", "length"), [(True, 9, 10), (False, 0, 10), (False, 9, LONGEST)])

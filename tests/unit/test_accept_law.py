@@ -185,6 +185,16 @@ def test_chi_square_accepts_the_graph_and_rejects_a_planted_rule() -> None:
     assert p_value(sampled_counts(module, target, 20_000, [keep_rejected]), law) < ALPHA
 
 
+def test_the_bonus_is_independent_of_the_verdict_before_it() -> None:
+    # One drafted child of six tokens: a bonus drawn with the number that rejected the child would be lopsided.
+    law = [0.1, 0.3, 0.2, 0.15, 0.2, 0.05]
+    module = accept_graph(AcceptConfig("rejection", temperature=1.0), 2, 6)
+    draws = 20_000
+    logits = torch.tensor(law, dtype=torch.float64).log().expand(draws, 2, 6)
+    found = run_accept(module, [make_tree([0, 1], [-1, 0])] * draws, logits)
+    assert p_value(torch.bincount(found["emitted_tokens"][:, 0], minlength=6).tolist(), law) > ALPHA
+
+
 SHAPES = {
     "static": {"tree": "static", "choices": [[0], [1], [2], [0, 0], [0, 1], [1, 0]]},
     "chain": {"tree": "chain", "num_speculative_tokens": 2},
