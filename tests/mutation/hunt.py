@@ -1,0 +1,207 @@
+"""Plants seeded faults in the compiler, one at a time, and counts which are found.
+
+    python -m tests.mutation.hunt --count 150 --seed 0 --output specc/bench/results/mutation-seeded.json
+
+Each fault is planted in a copy of the tree and judged in a forked process: first the tests of the file's part, then
+`specc check` on small variations of three shipped specs. A fault is found where one of them fails (or hangs).
+Results are kept after every fault, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutation.mutators import Mutant, mutants
+from tests.mutation.named import NAMED
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 400
+"""Seconds for one fault; what takes longer than this hangs (nothing sound takes half of it)."""
+CHECKED = ("smollm2-dynamic-tree", "smollm2-prompt-lookup", "eagle-pangu")
+EXAMPLES = 10
+
+# Source pattern -> tests of that part, cheapest first. The faults are drawn from these files.
+PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("passes/rewrite_negative_indices/*.py", ("tests/passes/test_rewrite_negative_indices*.py",)),
+    ("passes/tables.py", ("tests/passes/test_insert_tree_masks.py", "tests/passes/test_layer_major.py")),
+    ("passes/insert_tree_masks.py", ("tests/passes/test_insert_tree_masks.py",)),
+    ("passes/tree_masked.py", ("tests/passes/test_insert_tree_masks.py",)),
+    ("passes/layer_major/*.py", ("tests/passes/test_layer_major.py",)),
+    ("passes/fuse_projections.py", ("tests/passes/test_fuse_projections.py",)),
+    (
+        "passes/fuse_deferred_state_update.py",
+        ("tests/passes/test_fuse_deferred_state_update.py", "tests/passes/test_loop_fusion.py"),
+    ),
+    ("passes/loop_fusion.py", ("tests/passes/test_loop_fusion.py", "tests/passes/test_fuse_deferred_state_update.py")),
+    ("passes/plan_buffers/*.py", ("tests/passes/test_plan_buffers.py",)),
+    ("specc/lower/accept*.py", ("tests/unit/test_accept.py", "tests/unit/test_accept_law.py")),
+    ("specc/lower/sampling.py", ("tests/unit/test_sampling.py",)),
+    ("specc/lower/commit.py", ("tests/unit/test_drafts_model.py",)),
+    ("specc/lower/prefill.py", ("tests/unit/test_drafts_model.py",)),
+    ("specc/lower/target.py", ("tests/passes/test_insert_tree_masks.py",)),
+    ("specc/lower/drafts/*.py", ("tests/unit/test_drafts_*.py",)),
+    ("specc/ir/ops/attention.py", ("tests/unit/test_ops.py",)),
+    ("specc/ir/ops/cache.py", ("tests/unit/test_ops.py",)),
+    ("specc/ir/ops/draft.py", ("tests/unit/test_drafts_ops.py",)),
+    ("specc/ir/ops/sampling.py", ("tests/unit/test_sampling.py", "tests/unit/test_accept_law.py")),
+    ("backends/reference/kernels/*.py", ("tests/backends/test_reference_kernels.py",)),
+)
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """`count` faults, drawn evenly from all places of all files."""
+    places = [mutant for pattern, _ in PARTS for path in sorted(ROOT.glob(pattern)) for mutant in mutants(path, ROOT)]
+    return random.Random(seed).sample(places, count)
+
+
+def tests_of(path: str) -> list[str]:
+    """The tests of a source file's part."""
+    patterns = next((tests for pattern, tests in PARTS if fnmatch(path, pattern)), ())
+    found = [str(item.relative_to(ROOT)) for pattern in patterns for item in sorted(ROOT.glob(pattern))]
+    return list(dict.fromkeys(found))
+
+
+def copy_tree(target: Path) -> None:
+    """The working tree without what a build leaves behind."""
+    skipped = shutil.ignore_patterns(
+        ".git", ".venv", "__pycache__", ".*_cache", "*.egg-info", ".hypothesis", "results", "build", ".coverage*"
+    )
+    shutil.copytree(ROOT, target, symlinks=True, ignore=skipped)
+
+
+def judge(tests: Sequence[str]) -> str:
+    """Runs in a fresh process inside the copy: what finds the fault, or "" where nothing does."""
+    import pytest
+
+    if tests:
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not model"]
+        code = pytest.main([*options, "--no-header", "--tb=no", *tests])
+        if code != 0:
+            return f"tests (pytest exit {int(code)})"
+    from specc.check import run
+    from specc.spec import load
+
+    for name in CHECKED:
+        report = run(load(Path("specs") / f"{name}.yaml"), max_examples=EXAMPLES, shrink=False, judge=False)
+        if report.counterexample is not None:
+            return f"specc check {name}: {report.counterexample.finding.invariant}"
+    return ""
+
+
+def try_fault(copy: Path, path: str, text: str, tests: Sequence[str]) -> tuple[str, float]:
+    """Plant `text` as the file `path` of the copy, judge, restore."""
+    target = copy / path
+    sound = target.read_text(encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
+    began = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "tests.mutation.hunt", "--judge", *tests]
+    try:
+        with subprocess.Popen(
+            command,
+            cwd=copy,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=LIMIT)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return f"hangs (over {LIMIT} s)", time.monotonic() - began
+    finally:
+        target.write_text(sound, encoding="utf-8")
+    verdict = next((line[9:] for line in output.splitlines() if line.startswith("verdict: ")), None)
+    return ("fails with an exception" if verdict is None else verdict), time.monotonic() - began
+
+
+def hunt(faults: Sequence[tuple[str, str, str]], output: Path, workers: int) -> list[dict[str, object]]:
+    """Judge (label, path, faulty text) triples; results are written after each."""
+    done: dict[str, dict[str, object]] = {}
+    if output.exists():
+        done = {str(entry["fault"]): entry for entry in json.loads(output.read_text())["faults"]}
+    copies: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(workers):
+            copy_tree(Path(folder) / str(number))
+            copies.put(Path(folder) / str(number))
+
+        def one(fault: tuple[str, str, str]) -> None:
+            label, path, text = fault
+            copy = copies.get()
+            try:
+                found, seconds = try_fault(copy, path, text, tests_of(path))
+            finally:
+                copies.put(copy)
+            done[label] = {"fault": label, "found_by": found, "seconds": round(seconds, 1)}
+            print(f"{'found   ' if found else 'SURVIVED'} {label}  [{found}] {seconds:.0f} s", flush=True)
+            _write(output, list(done.values()))
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(one, [fault for fault in faults if fault[0] not in done]))
+    return [done[label] for label, _, _ in faults if label in done]
+
+
+def _write(output: Path, entries: list[dict[str, object]]) -> None:
+    found = sum(bool(entry["found_by"]) for entry in entries)
+    report = {"found": found, "of": len(entries), "faults": entries}
+    part = output.with_suffix(".part")
+    part.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(part, output)
+
+
+def named_faults() -> list[tuple[str, str, str]]:
+    """The named mutations as triples. Raises ValueError where the text to replace is not there exactly once."""
+    made = []
+    for fault in NAMED:
+        text = (ROOT / fault.path).read_text(encoding="utf-8")
+        if text.count(fault.old) != 1:
+            raise ValueError(f"{fault.name}: {fault.path} holds the text {text.count(fault.old)} times")
+        made.append((fault.name, fault.path, text.replace(fault.old, fault.new)))
+    return made
+
+
+def main() -> int:
+    """The command; exit code 1 where too many faults survive."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--named", action="store_true", help="the named mutations instead of seeded ones")
+    parser.add_argument("--only", default="", help="faults whose label contains this text")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=Path("mutation.json"))
+    parser.add_argument("--judge", nargs="*", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.judge is not None:
+        print(f"verdict: {judge(args.judge)}", flush=True)
+        return 0
+    if args.named:
+        faults = named_faults()
+    else:
+        faults = [(str(m), m.path, m.apply((ROOT / m.path).read_text())) for m in drawn(args.count, args.seed)]
+    results = hunt([fault for fault in faults if args.only in fault[0]], args.output, args.workers)
+    survived = [entry["fault"] for entry in results if not entry["found_by"]]
+    print(f"{len(results) - len(survived)} of {len(results)} found")
+    for label in survived:
+        print(f"survived: {label}")
+    return int(len(survived) > (0 if args.named else len(results) // 10))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
