@@ -201,6 +201,12 @@ def _no_row_for_the_context(module: GraphModule) -> None:
     retype(module)
 
 
+def _rows_of_earlier_nodes_lost(module: GraphModule) -> None:
+    parts = loop_parts(one_loop(module))
+    output = parts.body.graph.output_node()
+    output.args = ((parts.carried_inside[0], *output.args[0][1:]),)
+
+
 NEAR_MISSES: list[tuple[Callable[[GraphModule], None], str]] = [
     (_other_path_for_values, "different paths"),
     (_values_one_row_off, "reads node j at row j + 1, but it is written at row j + 0"),
@@ -210,6 +216,7 @@ NEAR_MISSES: list[tuple[Callable[[GraphModule], None], str]] = [
     (_padding_under_the_root, "is not where(valid, parent, -1)"),
     (_path_of_another_table, "does not put the node's own number into its path"),
     (_stale_rows, "is not a table with the token's own row written into it"),
+    (_rows_of_earlier_nodes_lost, "is not what the token loop carries on"),
     (_no_row_for_the_context, "which a node overwrites"),
 ]
 

@@ -16,7 +16,7 @@ from specc.ir import ops
 from specc.ir.build import BodyBuilder, GraphBuilder, fake
 from specc.ir.clone import clone
 from specc.ir.dims import BATCH
-from specc.ir.edit import Editor, bodies, finish, loop_parts, modules
+from specc.ir.edit import Editor, bodies, finish, loop_parts, modules, retype
 from specc.ir.loop import loop
 from specc.ir.port import Port
 from specc.lower.assemble import lower
@@ -371,6 +371,43 @@ def test_a_chain_that_looks_ahead_is_refused() -> None:
     attention.args = (*attention.args[:7], ahead, *attention.args[8:])
     _, notes = layer_major(finish(module))
     assert "is not causal from the token's own number on" in notes[0].message
+
+
+def test_a_chain_whose_table_starts_with_another_row_is_refused() -> None:
+    """Causal attention counts rows from 0, so token t would see the extra row and miss its own."""
+    module = clone(naive_program(CHAINS[0]).graphs["verify"])
+    for node in calls(module, ops.full_rows):
+        shape = [CHAINS[0].nodes + 1 if size == -2 else size for size in node.args[1]]
+        node.args = (node.args[0], shape, *node.args[2:])
+    for node in calls(module, aten.select_scatter.default):
+        owner = node.graph.owning_module
+        assert owner is not None
+        editor = Editor(owner, "edit")
+        with editor.before(node):
+            place = editor.call(operator.add, node.args[3], 1)
+        node.args = (*node.args[:3], place)
+    retype(module)
+    made, notes = layer_major(finish(module))
+    assert made is module
+    assert "reads K or V rows that are not the tokens' own" in notes[0].message
+
+
+def test_numbers_counted_from_another_start_stay_so() -> None:
+    small = CHAINS[0]
+    module = clone(naive_program(small).graphs["verify"])
+    editor, depth = _editor(module, aten.full_like.default)
+    with editor.before(depth):
+        number = editor.call(operator.add, depth.args[1], 3)
+    depth.args = (depth.args[0], number)
+    made, notes = layer_major(finish(module))
+    assert notes[0].fired
+    state, inputs = state_of(naive_program(small), [5, 0]), {"tokens": torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 1]])}
+    first, second, unshifted = (
+        run(naive_program(small).with_graphs(verify=graph), "verify", state, weights_of(small), inputs)
+        for graph in (module, made, naive_program(small).graphs["verify"])
+    )
+    assert_same(first, second)
+    assert not torch.allclose(first["k_candidate"], unshifted["k_candidate"])
 
 
 def test_both_passes_work_on_a_graph_module_alone() -> None:
