@@ -1,0 +1,127 @@
+"""insert-tree-masks and layer-major: faults planted into their results are seen by comparing with naive decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from specc.ir import ops
+from specc.ir.clone import clone
+from specc.ir.edit import Editor, finish, modules
+from specc.program import DecodeProgram
+from specc.testing import DraftBatch, make_tree
+from tests.passes.tree_programs import (
+    TREES,
+    assert_same,
+    naive_program,
+    staged,
+    verified,
+    weights_of,
+)
+
+aten = torch.ops.aten
+SMALL = TREES[0]
+BRANCHED = DraftBatch((make_tree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 3)), make_tree((6, 7, 8, 9), (-1, 0, 1, 0), 5)), (7, 0))
+
+
+def calls(module: GraphModule, target: object) -> list[Node]:
+    """Calls of an op in a module and its loop bodies."""
+    return [node for item in modules(module) for node in item.graph.nodes if node.target is target]
+
+
+def one(module: GraphModule, target: object) -> Node:
+    """The only call of an op."""
+    (node,) = calls(module, target)
+    return node
+
+
+def with_verify(module: GraphModule) -> DecodeProgram:
+    """The small program with another verify."""
+    return naive_program(SMALL).with_graphs(verify=module)
+
+
+def _body_of(module: GraphModule, target: object) -> tuple[Editor, Node]:
+    node = calls(module, target)[0]
+    owner = node.graph.owning_module
+    assert owner is not None
+    return Editor(owner, "edit"), node
+
+
+# Planted faults: the comparison above must see each of them.
+
+
+def _edit_mask(change: Callable[[Editor, Node], Node]) -> Callable[[GraphModule], None]:
+    def edit(module: GraphModule) -> None:
+        mask = one(module, ops.ancestor_mask)
+        editor = Editor(module, "edit")
+        with editor.after(mask):
+            anchor = editor.call(aten.clone.default, mask)
+        with editor.after(anchor):
+            new = change(editor, anchor)
+        mask.replace_all_uses_with(new, delete_user_cb=lambda user: user is not anchor)
+        module.graph.lint()
+
+    return edit
+
+
+def _drop_one_bit(editor: Editor, mask: Node) -> Node:
+    """Node 4 doesn't see node 1."""
+    with editor.graph.inserting_after(mask):
+        row = editor.call(aten.select.int, mask, 1, 4)
+    with editor.graph.inserting_after(row):
+        bit = editor.call(aten.select.int, row, 1, 1)
+    with editor.graph.inserting_after(bit):
+        off = editor.call(aten.zeros_like.default, bit)
+    with editor.graph.inserting_after(off):
+        changed = editor.call(aten.select_scatter.default, row, off, 1, 1)
+    with editor.graph.inserting_after(changed):
+        return editor.call(aten.select_scatter.default, mask, changed, 1, 4)
+
+
+def _without_self(editor: Editor, mask: Node) -> Node:
+    return editor.call(aten.tril.default, mask, -1)
+
+
+def _shifted_depth(module: GraphModule) -> None:
+    """Depths counted with the dummy root, as they would be from shifted parents."""
+    for node in module.graph.nodes:
+        if node.target is aten.sub.Tensor and node.args[1] == 1 and node.args[0].target is aten.sum.dim_IntList:
+            node.args = (node.args[0], 0)
+
+
+def _swapped_tables(module: GraphModule) -> None:
+    attention = one(module, ops.tree_attention)
+    arguments = list(attention.args)
+    arguments[4], arguments[5] = arguments[5], arguments[4]
+    attention.args = tuple(arguments)
+
+
+def _values_from_other_rows(module: GraphModule) -> None:
+    editor, attention = _body_of(module, ops.tree_attention)
+    rows = attention.args[5]
+    with editor.before(attention):
+        moved = editor.call(aten.roll.default, rows, [1], [1])
+    attention.args = (*attention.args[:5], moved, *attention.args[6:])
+
+
+PLANTED = [
+    _edit_mask(_drop_one_bit),
+    _edit_mask(_without_self),
+    _shifted_depth,
+    _swapped_tables,
+    _values_from_other_rows,
+]
+
+
+@pytest.mark.parametrize("stage", ["insert-tree-masks", "layer-major"])
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_are_seen_by_the_comparison(fault: Callable[[GraphModule], None], stage: str) -> None:
+    module = clone(staged(SMALL)[stage].program.graphs["verify"])
+    fault(module)
+    before = verified(naive_program(SMALL), BRANCHED, SMALL, weights_of(SMALL))
+    after = verified(with_verify(finish(module)), BRANCHED, SMALL, weights_of(SMALL))
+    with pytest.raises(AssertionError, match=r"logits|candidate"):
+        assert_same(before, after)
