@@ -138,6 +138,8 @@ def test_snapshot_of_a_pending_row_restores_it_anywhere(built: Any) -> None:
     state = step(module, weights, prefilled(module, weights))[0]
     assert bool((state.pending_emitted > 0).any())
     state, saved = module.snapshot(state, [0, 2])
+    assert not bool(saved.pending_emitted.any())
+    assert not bool(state.pending_emitted.any())
     expected = texts(module, weights, state)
     other = module.init_state(4)
     other = module.restore(other, [3, 1], saved)

@@ -146,6 +146,15 @@ def test_refuses_a_commit_that_starts_elsewhere() -> None:
     assert "does not start where verify wrote" in refusal(program)
 
 
+def test_refuses_a_commit_that_starts_at_another_slot() -> None:
+    program = edited(value_level("tree", False), "commit")
+    module = program.graphs["commit"]
+    node = next(item for item in module.graph.nodes if is_loop(item))
+    node.replace_input_with(input_of(module, "length"), input_of(module, "remaining"))
+    finish(module)
+    assert "does not start where verify wrote" in refusal(program)
+
+
 def test_refuses_a_path_of_unknown_order() -> None:
     program = edited(value_level("tree", False), "commit")
     module = program.graphs["commit"]
