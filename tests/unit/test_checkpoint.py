@@ -289,6 +289,20 @@ def test_tensors_that_share_bytes_are_refused(tmp_path: Path) -> None:
     assert _codes(caught) == ["SPC404"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [([1 << 48], [0, 4]), ([1], [0, 8]), ([1], [4, 0]), ([1], [4, 8]), ([-1], [0, 4]), ([1.0], [0, 4]), ([1], [0])],
+)
+def test_a_header_whose_bytes_do_not_fit_is_refused_by_arithmetic(
+    tmp_path: Path, shape: list[float], offsets: list[int]
+) -> None:
+    text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
+    with pytest.raises(DiagnosticError) as caught:
+        read_header(tmp_path / "x")
+    assert _codes(caught) == ["SPC404"]
+
+
 def test_duplicate_names_in_a_header_are_refused(tmp_path: Path) -> None:
     entry = '{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
     text = f'{{"a": {entry}, "a": {entry}}}'.encode()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -17,21 +14,7 @@ from specc.models.families import checkpoint_geometry, config_geometry, hugging_
 from specc.models.geometry import Geometry, RopeScaling
 from specc.models.random_weights import random_weights
 from specc.models.weights import weight_table
-
-
-def _reference() -> ModuleType:
-    """tests/backends/hf_reference.py, loaded by path: the tests are not a package."""
-    path = Path(__file__).parents[1] / "backends" / "hf_reference.py"
-    spec = importlib.util.spec_from_file_location("hf_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hf_reference"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-hf = _reference()
+from tests.backends import hf_reference as hf
 
 LLAMA = Geometry(
     family="llama",
@@ -121,6 +104,18 @@ def test_the_float64_reference_is_float64_throughout(geometry: Geometry) -> None
     difference = hf.hf_logits(model, ids) - hf.hf_logits(hf.float64_model(geometry, nudged), ids)
     relative = difference.abs().max() / hf.hf_logits(model, ids).abs().max()
     assert 0 < relative < 1e-10
+
+
+@each_geometry
+def test_the_float64_angles_are_float64(geometry: Geometry) -> None:
+    """Only position differences count in rope: moving all positions by 100 moves float64 logits by rounding only."""
+    weights = random_weights(weight_table(geometry), geometry, 7, torch.float64)
+    model, ids = hf.float64_model(geometry, weights), _ids(geometry)
+    positions = torch.arange(ids.shape[1])[None].expand_as(ids)
+    with torch.no_grad():
+        here = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        there = model(input_ids=ids, position_ids=positions + 100, use_cache=False).logits
+    assert (here - there).abs().max() / here.abs().max() < 1e-11
 
 
 def test_greedy_with_the_cache_equals_greedy_without() -> None:
