@@ -69,7 +69,8 @@ def test_a_late_read_of_the_old_carried_value_sees_the_old_one() -> None:
     old = body.call(aten.neg.default, body["x"])
     new = body.call(aten.mul.Tensor, body["x"], 3)
     late = body.call(aten.add.Tensor, old, new)
-    out = body.close(b, 2, [new, late], "steps")
+    later = body.call(aten.sub.Tensor, late, body["x"])
+    out = body.close(b, 2, [new, late, later], "steps")
     equal(b.output(out), torch.rand(2, 3, dtype=torch.float64))
 
 
