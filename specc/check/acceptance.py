@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specc.check.drafts import as_bag, truncated
 from specc.check.machines import State
-from specc.check.reduce import VOCABULARY
 from specc.testing import invariants as static
 from specc.testing.draft_tree import PADDING_TOKEN, DraftTree
 from specc.testing.oracles import Acceptance
@@ -83,7 +82,7 @@ def synthetic(session: Session, trees: Sequence[DraftTree], seed: int) -> None:
     cut = [truncated(tree, rng.randint(0, tree.num_nodes - 1)) for tree in trees]
     bag = as_bag(session.subject, cut, seed)
     noise = torch.Generator().manual_seed(seed)
-    logits = torch.randn((len(cut), spec.num_nodes, VOCABULARY), generator=noise, dtype=torch.float64)
+    logits = torch.randn((len(cut), spec.num_nodes, session.subject.vocabulary), generator=noise, dtype=torch.float64)
     for row, tree in enumerate(cut):
         for node in range(tree.num_nodes):
             children = [tree.tokens[child] for child in tree.children(node)]

@@ -14,7 +14,6 @@ from specc.check.compare import difference, mapping_difference
 from specc.check.drafts import as_bag, planted, truncated
 from specc.check.example import AGAINST, StepPlan
 from specc.check.machines import Generated, Results, State, copied
-from specc.check.reduce import VOCABULARY
 from specc.check.view import rows_of, view
 from specc.testing import invariants as static
 from specc.testing.draft_tree import DraftTree
@@ -185,10 +184,10 @@ def leak(session: Session, plan: StepPlan, bag: Bag, trees: Sequence[DraftTree])
     rng = Random(plan.seed)
     node = rng.randrange(tree.num_valid)
     own = ancestors(tree, node)
-    tokens = list(tree.tokens)
+    tokens, size = list(tree.tokens), session.subject.vocabulary
     for other in range(tree.num_nodes):
         if other not in own and tree.valid[other]:
-            tokens[other] = (tokens[other] + 1 + rng.randrange(VOCABULARY - 1)) % VOCABULARY
+            tokens[other] = (tokens[other] + 1 + rng.randrange(size - 1)) % size
     changed, logits = bag["tokens"], bag["logits"]
     assert changed is not None
     assert logits is not None

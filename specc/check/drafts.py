@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specc.check.machines import Results
-from specc.check.reduce import VOCABULARY
 from specc.check.subject import Subject
 from specc.testing.draft_tree import DraftTree, make_tree
 from specc.testing.planted import PlantedShape, plant_tree
@@ -36,7 +35,7 @@ def planted(subject: Subject, texts: Sequence[Sequence[int]], seed: int, budget:
         rng = Random(seed * 4 + row)
         known = list(text) or [0]
         continuation = [known[-1], *subject.plain.continuation(known, shape.num_steps)]
-        made.append(truncated(plant_tree(continuation, VOCABULARY, shape, rng), budget))
+        made.append(truncated(plant_tree(continuation, subject.vocabulary, shape, rng), budget))
     return made
 
 
@@ -48,7 +47,7 @@ def as_bag(subject: Subject, trees: Sequence[DraftTree], seed: int) -> dict[str,
         bag["parent"] = parent
     if needs_law(subject):
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn((*tokens.shape, VOCABULARY), generator=generator, dtype=torch.float64)
+        noise = torch.randn((*tokens.shape, subject.vocabulary), generator=generator, dtype=torch.float64)
         law = torch.softmax(2 * noise, -1)
         for row, tree in enumerate(trees):
             for node in range(1, tree.num_nodes):

@@ -30,6 +30,8 @@ this one; decode plainly on a copy."""
 AGAINST = ("oracle", "naive", "stages", "twins")
 """What the generated module is compared with, besides the oracle: nothing; the naive program; the program after every
 pass, each with the one before; itself in other circumstances (rows alone, prompts split, a deferred or chain twin)."""
+USUAL = ("oracle", "naive", "naive", "stages", "twins")
+"""The proportions of a usual run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,10 @@ def parse_token(text: str) -> Example:
     try:
         packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         inflate = zlib.decompressobj()
-        values = json.loads(inflate.decompress(packed, 1 << 16))
-        return _example(values)
+        text_of = inflate.decompress(packed, 1 << 16)
+        if not inflate.eof:
+            raise ValueError("the token is cut off")
+        return _example(json.loads(text_of))
     except (ValueError, TypeError, KeyError, zlib.error) as failure:
         message = "the replay token is not one that `specc check` printed"
         raise DiagnosticError([error("SPC501", message, help="copy the whole command line")]) from failure
@@ -108,10 +112,12 @@ def step_plans(draw: st.DrawFn, rows: int) -> StepPlan:
 
 
 @st.composite
-def examples(draw: st.DrawFn, variations: Sequence[int], against: str | None = None) -> Example:
-    """Examples over these numbers of variations; `against` fixes what the module is compared with."""
+def examples(
+    draw: st.DrawFn, variations: Sequence[int], against: Sequence[str] = USUAL, vocabulary: int = VOCABULARY
+) -> Example:
+    """Examples over these numbers of variations; `against` is what the module may be compared with."""
     rows = draw(st.sampled_from((1, 1, 2, 2, 3)))
-    token = st.integers(0, VOCABULARY - 1)
+    token = st.integers(0, vocabulary - 1)
     prompts = []
     for row in range(rows):
         idle = rows > 1 and row > 0 and draw(st.integers(0, 7)) == 7
@@ -120,5 +126,5 @@ def examples(draw: st.DrawFn, variations: Sequence[int], against: str | None = N
     limits = tuple(draw(st.sampled_from((64, 64, 64, 64, 9, 5, 2, 1))) for _ in range(rows))
     steps = draw(st.lists(step_plans(rows), min_size=1, max_size=MAX_STEPS))
     chunk = draw(st.sampled_from((MAX_PROMPT, 1, 2, 4)))
-    compared = draw(st.sampled_from((0, 1, 1, 2, 3))) if against is None else AGAINST.index(against)
+    compared = AGAINST.index(draw(st.sampled_from(against)))
     return Example(draw(st.sampled_from(variations)), tuple(prompts), chunk, limits, tuple(steps), compared)

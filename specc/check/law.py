@@ -17,7 +17,6 @@ from torch import Tensor
 from specc.check.expected import Law
 from specc.check.findings import Checks
 from specc.check.machines import Bag, Interpreted, Machine, State
-from specc.check.reduce import VOCABULARY
 from specc.check.subject import Stage, Subject
 from specc.ir import ops
 from specc.ir.interpreter import Event
@@ -80,7 +79,7 @@ def law_gap(texts: Sequence[tuple[int, ...]], subject: Subject) -> str | None:
 
 
 def _gap(which: str, counts: Counter[int], law: Law) -> str | None:
-    observed = [counts.get(token, 0) for token in range(VOCABULARY)]
+    observed = [counts.get(token, 0) for token in range(len(law))]
     p = p_value(observed, law)
     return None if p >= ALPHA else f"the {which} token's law is wrong: chi-square p = {p:.1e} over {sum(observed)} rows"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ class Counterexample:
 
     def command(self, spec: str, overrides: Sequence[str] = (), seed: int = 0) -> str:
         """The command that shows it again."""
-        words = ["specc check", spec, *(f"--set {text}" for text in overrides)]
+        words = ["specc check", shlex.quote(spec), *(f"--set {shlex.quote(text)}" for text in overrides)]
         words += [f"--seed {seed}"] if seed else []
         if self.example is None:
             return " ".join([*words, f"--invariant {self.finding.invariant.name}"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 
-from specc.check import once
-from specc.check.example import Example, examples, parse_token
+from specc.check import by_spec
+from specc.check.example import USUAL, Example, examples, parse_token
 from specc.check.findings import CheckFailure, Checks, Finding
 from specc.check.report import Counterexample, Report
 from specc.check.session import Session
@@ -54,7 +54,7 @@ class Run:
     max_examples: int
     shrink: bool
     progress: Progress
-    against: str | None = None
+    against: Sequence[str] = USUAL
     tally: Tally = field(default_factory=Tally)
     failures: dict[Example, Finding] = field(default_factory=dict)
     found_at: float = 0.0
@@ -93,7 +93,7 @@ class Run:
             suppress_health_check=list(HealthCheck),
             print_blob=False,
         )
-        @hypothesis.given(examples(numbers, self.against))
+        @hypothesis.given(examples(numbers, self.against, self.bench.vocabulary))
         def drawn(example: Example) -> None:
             finding = self.one(example)
             if finding is not None:
@@ -121,14 +121,16 @@ def run(
     judge: bool | None = None,
     progress: Progress | None = None,
     bench: Workbench | None = None,
-    against: str | None = None,
+    against: Sequence[str] = USUAL,
+    once: bool = True,
 ) -> Report:
     """Check a spec: passes, invariants, the generated module. Stops at the first counterexample.
 
     `invariants`: names or ids, None for all. `judge`: fail where the examples exercise too little (default: if there
-    are at least 60, and all invariants are on). `shrink` False: stop at the first failing example as it is. `against`
-    fixes what every example compares the module with (`example.AGAINST`). `bench` holds what is compiled already. Raises DiagnosticError for what can't be compiled, SpecError for a spec
-    whose reduction is not legal.
+    are at least 60, and all invariants are on). `shrink` False: report the first failing example as it is. `against`:
+    what examples compare the module with (names of `example.AGAINST`). `once`: also what needs no example (laws,
+    fingerprints, mutated programs). `bench` holds what is compiled already. Raises DiagnosticError for what can't be
+    compiled, SpecError for a spec whose reduction is not legal.
     """
     started = time.monotonic()
     checks = Checks(selected_ids(invariants))
@@ -137,12 +139,12 @@ def run(
     bench.on_compile = lambda name: tell(f"compile: {name}", 0, 0)
     run_ = Run(bench, checks, max_examples, shrink, tell, against)
     notes: dict[str, str] = {}
-    counterexample = once.static_checks(bench, checks, notes)
+    counterexample = by_spec.static_checks(bench, checks, notes) if once else None
     if counterexample is None:
         counterexample = run_.search()
-    if counterexample is None:
+    if counterexample is None and once:
         tell("laws, mutated programs", 0, 0)
-        counterexample = once.expensive_checks(bench, checks, notes, max_examples)
+        counterexample = by_spec.expensive_checks(bench, checks, notes, max_examples)
     shortfalls: list[str] = []
     everything = invariants is None
     if counterexample is None and (judge if judge is not None else everything and max_examples >= FEWEST_TO_JUDGE):

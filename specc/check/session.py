@@ -18,7 +18,6 @@ from specc.check.drafts import as_bag, own, planted
 from specc.check.example import ACTIONS, AGAINST, OWN, Example, StepPlan
 from specc.check.findings import Checks
 from specc.check.machines import Results, copied
-from specc.check.reduce import VOCABULARY
 from specc.check.subject import Subject
 from specc.check.tally import Tally
 from specc.check.view import view
@@ -70,7 +69,7 @@ class Session:
         ids = torch.zeros((len(prompts), width), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(list(prompt), dtype=torch.int64)
-        logits = torch.zeros((len(prompts), VOCABULARY), dtype=torch.float64)
+        logits = torch.zeros((len(prompts), self.subject.vocabulary), dtype=torch.float64)
         for start in range(0, width, self.example.chunk):
             part = ids[:, start : start + self.example.chunk]
             count = (total - start).clamp(0, part.shape[1])
@@ -151,7 +150,7 @@ class Session:
     def new_prompt(self, seed: int) -> list[int]:
         """A prompt for a row that is given to another request."""
         rng = Random(seed)
-        return [rng.randrange(VOCABULARY) for _ in range(1 + seed % 4)]
+        return [rng.randrange(self.subject.vocabulary) for _ in range(1 + seed % 4)]
 
     def fork(self) -> dict[str, Tensor]:
         """A copy of the leader's state."""

@@ -12,7 +12,6 @@ from specc.check.compare import difference, mapping_difference
 from specc.check.drafts import needs_law
 from specc.check.machines import Interpreted, State, copied
 from specc.check.masks import check_masks
-from specc.check.reduce import VOCABULARY
 from specc.check.view import view
 from specc.testing import invariants as static
 from specc.testing.draft_oracles import dynamic_tree, prompt_lookup_chain, prompt_lookup_tree, static_tree
@@ -82,7 +81,7 @@ def drafted(session: Session, row: int, tree: DraftTree) -> None:
 def _draftable(session: Session) -> frozenset[int]:
     marks = session.subject.all_weights.get("draft_t2d")
     if not isinstance(marks, Tensor):
-        return frozenset(range(VOCABULARY))
+        return frozenset(range(session.subject.vocabulary))
     return frozenset(int(token) for token in torch.nonzero(marks).flatten())
 
 

@@ -66,6 +66,11 @@ class Subject:
         """The variation's spec."""
         return self.variation.loaded.spec
 
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.spec.target.geometry.vocab_size
+
     @cached_property
     def naive(self) -> DecodeProgram:
         """The program before all passes."""
@@ -106,7 +111,7 @@ class Subject:
         """A module generated from any program over this subject's weights."""
         source = self.source if program is self.program else driver.generate(self.variation.loaded, program)
         module = load_module(source, f"specc_checked_{self.variation.key[:16]}")
-        weights = module.Weights(**program_weights(program, self.naive, self.weights))
+        weights = module.Weights(**program_weights(program.weights, self.naive, self.weights))
         slots = {name: slot for name, slot in program.slots.items() if slot.alias is None}
         return Generated(name, module, slots, weights)
 
@@ -114,7 +119,7 @@ class Subject:
         """A stage in the interpreter; `strict` where its indices are claimed to be safe."""
         key = f"{stage.name}:{strict}"
         if key not in self._machines:
-            weights = program_weights(stage.program, self.naive, self.weights)
+            weights = program_weights(stage.program.weights, self.naive, self.weights)
             safe = strict and INDEX_SAFE in stage.program.properties
             name = "naive program" if stage.name == "lower" else f"program after {stage.name}"
             hooks = (SeenMasks(),) if strict and TREE_MASKED in stage.program.properties else ()

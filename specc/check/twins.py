@@ -13,7 +13,6 @@ from specc.check.compare import mapping_difference
 from specc.check.crew import Op, comparable
 from specc.check.drafts import as_bag
 from specc.check.machines import Machine, Results, State, copied, reset_rows
-from specc.check.reduce import VOCABULARY
 from specc.check.subject import Subject
 from specc.check.view import rows_of, view
 from specc.testing.draft_tree import DraftTree, make_tree
@@ -212,5 +211,5 @@ def _chain(session: Session, text: list[int], count: int, seed: int) -> DraftTre
     tokens = session.subject.plain.continuation(text, count)
     for place in range(count):
         if rng.random() < 0.2:
-            tokens[place] = rng.randrange(VOCABULARY)
+            tokens[place] = rng.randrange(session.subject.vocabulary)
     return make_tree([text[-1], *tokens], list(range(-1, count)))

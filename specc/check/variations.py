@@ -150,7 +150,9 @@ def _rest(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     if mapping["draft"]["method"] == "none":
         yield "prompt lookup beside it", {"draft": {"method": "prompt_lookup", **_lookup_chain()}}
         tree = {"method": "prompt_lookup", "tree": "dynamic", "top_k": 3, "num_steps": 3, "num_speculative_tokens": 7}
-        yield "prompt lookup tree beside it", {"draft": tree}
+        yield "prompt lookup tree beside it", {"draft": tree, "commit.kv": None}
+        deferred = {"commit.kv": "path_index", "commit.update": "deferred"}
+        yield "prompt lookup tree beside it, deferred", {"draft": tree, **deferred}
 
 
 def _lookup_chain() -> dict[str, Any]:

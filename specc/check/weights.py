@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -80,11 +81,31 @@ def logical_weights(spec: Spec, seed: int) -> dict[str, Value]:
     return made
 
 
-def program_weights(program: DecodeProgram, naive: DecodeProgram, logical: Mapping[str, Value]) -> dict[str, Value]:
-    """The weights that `program` declares: those of `naive`, concatenated along dim 0 where a pass fused them."""
-    by_source = {(weight.model, weight.sources[0]): logical[name] for name, weight in naive.weights.items()}
+class Layout(Protocol):
+    """What the weights of a program and the table WEIGHTS of a generated module say of one weight."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Checkpoint names, concatenated along dim 0."""
+
+    @property
+    def layers(self) -> int | None:
+        """Tensors, one per layer; None: one for all."""
+
+    @property
+    def model(self) -> str:
+        """ "target" or "draft"."""
+
+
+def program_weights(
+    wanted: Mapping[str, Layout], naive: DecodeProgram, logical: Mapping[str, Value]
+) -> dict[str, Value]:
+    """The weights `wanted`: those of the naive program, concatenated along dim 0 where a pass fused them."""
+    by_source: dict[tuple[str, str], Value] = {
+        (weight.model, weight.sources[0]): logical[name] for name, weight in naive.weights.items()
+    }
     made: dict[str, Value] = {}
-    for name, weight in program.weights.items():
+    for name, weight in wanted.items():
         parts: Sequence[Value] = [by_source[weight.model, source] for source in weight.sources]
         if weight.layers is None:
             made[name] = torch.cat([part for part in parts if isinstance(part, Tensor)])

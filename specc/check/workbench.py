@@ -35,6 +35,18 @@ class Workbench:
         mapping = reduced_mapping(loaded)
         return cls(variations(from_mapping(mapping), mapping, limit), seed)
 
+    @classmethod
+    def around(cls, subject: Subject) -> Workbench:
+        """One subject that is compiled already."""
+        bench = cls([subject.variation], subject.seed)
+        bench._subjects[0] = subject
+        return bench
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the same in all variations."""
+        return self.variations[0].loaded.spec.target.geometry.vocab_size
+
     @property
     def compiled(self) -> list[str]:
         """Names of the variations compiled so far."""

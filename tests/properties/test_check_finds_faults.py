@@ -5,7 +5,7 @@ Faults are edits of the generated module's text, or of the program after one pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from specc.check import Report, Workbench, replay, run
+from specc.check.example import USUAL
 from specc.check.machines import load_module
 from specc.check.subject import Stage, Subject
 from specc.ir.clone import clone
@@ -139,7 +140,7 @@ def planted(subject: Subject, edit: Edit) -> Iterator[None]:
 
 
 def checked(
-    loaded: LoadedSpec, bench: Workbench, examples: int = 60, *, shrink: bool = False, against: str | None = None
+    loaded: LoadedSpec, bench: Workbench, examples: int = 60, *, shrink: bool = False, against: Sequence[str] = USUAL
 ) -> Report:
     return run(loaded, examples, bench=bench, shrink=shrink, judge=False, against=against)
 
@@ -231,7 +232,7 @@ def test_fault_of_a_pass_is_found_and_the_pass_named(
     subject.__dict__["stages"] = wrong
     subject._machines.clear()
     try:
-        report = checked(loaded, bench, against="stages")
+        report = checked(loaded, bench, against=["stages"])
     finally:
         subject.__dict__["stages"] = good
         subject._machines.clear()

@@ -114,7 +114,7 @@ def mutated_programs(subject: Subject, checks: Checks, seed: int, count: int) ->
     """I20: code generated from a program with one node changed does what the interpreter does with that program."""
     if not checks.wants("I20"):
         return
-    rng, weights = Random(seed), program_weights(subject.program, subject.naive, subject.weights)
+    rng, weights = Random(seed), program_weights(subject.program.weights, subject.naive, subject.weights)
     for _ in range(count * 3):
         made = mutated(subject.program, rng)
         if made is None:
