@@ -115,6 +115,24 @@ def test_a_table_that_is_replaced_in_the_loop_keeps_its_layout() -> None:
     assert_kept(depth_table(step), "reads it whole")
 
 
+def test_tables_that_change_places_keep_their_layouts() -> None:
+    b = GraphBuilder()
+    parent = b.placeholder("parent", fake((BATCH, NODES), torch.int64))
+    batch = b.call(ops.batch_index, parent, name="batch")
+    tables = {
+        name: b.call(ops.full_rows, parent, [-1, NODES + 1], fill, torch.int64, name=name)
+        for name, fill in (("table", -1), ("other", 7))
+    }
+    body = BodyBuilder("token", carried=tables, sliced={"parent": parent}, invariant={"batch": batch})
+    nodes = write_own(body, body.call(aten.add.Tensor, read_parent(body), 1))
+    results = body.close(b, NODES, [body["other"], nodes], "tokens")
+    module = b.output([b.call(aten.narrow.default, results[0], 1, 0, NODES)])
+    made, notes = rewrite(module)
+    assert [note.fired for note in notes] == [False, False]
+    assert "carries another value in its place" in notes[0].message
+    assert torch.equal(run(made, strict=True), run(module, strict=False))
+
+
 def test_wrap_around_that_is_meant_stays_wrap_around() -> None:
     assert_kept(depth_table(), "-1 means wrap-around in `above`", "wrap")
 

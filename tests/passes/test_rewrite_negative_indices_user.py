@@ -287,6 +287,18 @@ def test_sizes_that_are_not_fixed_are_proved_for_all_sizes() -> None:
         assert torch.equal(strict(made, wide), Newest()(**wide))
 
 
+def masked_rows(table: torch.Tensor, mask: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.index.Tensor(table, [mask, place])
+
+
+def test_a_mask_takes_as_many_dims_as_it_has() -> None:
+    """table [2, 3, 5]: the mask takes the first two, so `place` may be up to 4."""
+    mask = torch.tensor([[True, False, False], [False, True, False]])
+    inputs = {"table": torch.arange(30).reshape(2, 3, 5), "mask": mask, "place": torch.tensor([4, -1])}
+    _, made, _ = rewrite(traced, masked_rows, inputs, {"place": (-5, 4)})
+    assert strict(made, inputs).tolist() == [4, 24]
+
+
 def first_valid(tokens: torch.Tensor, retrieve: torch.Tensor) -> torch.Tensor:
     """Reads row 0 of what a mask leaves over."""
     kept = tokens[retrieve[:, 0] >= 0]

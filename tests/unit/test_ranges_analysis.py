@@ -232,6 +232,12 @@ CASES: dict[str, tuple[Callable[..., Node], dict[str, Any], dict[str, tuple[int,
         {"i": (BATCH, 6)},
         "[0, 6]",
     ),
+    "running sum of positive numbers": (
+        lambda b, i: b.call(aten.cumsum.default, i, 1),
+        {"i": (2, 5)},
+        {"i": (BATCH, 6)},
+        "[2, 30]",
+    ),
     "meaning through a view": (
         lambda b, i: b.call(aten.unsqueeze.default, i, 1),
         {"i": ValueRange(-1, 7, "pad")},
@@ -272,6 +278,17 @@ def test_a_value_that_settles_needs_no_trip_count() -> None:
         None, lambda b: b.call(aten.maximum.default, b["x"], b.call(aten.full_like.default, b["x"], b.index)), 3
     )
     assert str(held) == "[3, T + 3]"
+
+
+def test_a_followed_loop_types_its_body_for_the_last_iteration_too() -> None:
+    b = GraphBuilder()
+    like = b.placeholder("like", fake((4, CHUNK), INT))
+    body = BodyBuilder("token", carried={"x": b.call(ops.full_rows, like, [-1], -1, INT)}, sliced={}, invariant={})
+    more = body.call(aten.add.Tensor, body["x"], 1, name="more")
+    module = b.output(body.close(b, 9, [more], "tokens"))
+    found = analyse(module)
+    assert str(found.of(body["x"])) == "[-1, 7]"
+    assert str(found.of(more)) == "[0, 8]"
 
 
 def test_growth_that_a_clamp_stops_is_widened_to_the_clamp() -> None:

@@ -35,6 +35,13 @@ def _written_as_out(x: torch.Tensor) -> torch.Tensor:
     return y + 0
 
 
+def _written_between_test_and_use(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    low = y < 5
+    y.fill_(9)
+    return torch.where(low, y, torch.zeros_like(x))
+
+
 def _numbers_as_truth(x: torch.Tensor) -> torch.Tensor:
     five = torch.full_like(x, 5)
     return torch.where(torch.logical_not(five), x, five)
@@ -50,7 +57,15 @@ def _positions_by_count(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [_written_view, _written_before, _written_as_out, _numbers_as_truth, _bits_as_numbers, _positions_by_count],
+    [
+        _written_view,
+        _written_before,
+        _written_between_test_and_use,
+        _written_as_out,
+        _numbers_as_truth,
+        _bits_as_numbers,
+        _positions_by_count,
+    ],
 )
 def test_what_torch_does_with_storage_and_truth_is_kept(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     module = symbolic_trace(function)
