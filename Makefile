@@ -56,7 +56,7 @@ model: $(stamp)
 	@$(bin)/specc fetch $(MODEL)
 
 demo: model ## decode real text losslessly with a small real model on the CPU
-	@echo "the demo is not written yet" >&2; exit 1
+	@$(bin)/python -m specc.bench.demo --model $(MODEL)
 
 test: $(stamp) lint model ## lint, types, then all tests: quick ones first
 	$(pytest) --cov-report= -m "not slow"

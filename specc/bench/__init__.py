@@ -1,0 +1,3 @@
+"""Benchmarks, comparisons with other implementations, and the demonstration: scripts that print and keep numbers."""
+
+from __future__ import annotations
