@@ -72,7 +72,8 @@ def _inline(body: GraphModule, producer: LoopParts, origin: str) -> tuple[list[N
                 continue
             if node.op == "get_attr":
                 inner = producer.body.get_submodule(str(node.target))
-                mapping[node] = editor.body(clone(inner) if isinstance(inner, GraphModule) else inner, str(node.target))
+                assert isinstance(inner, GraphModule)
+                mapping[node] = editor.body(clone(inner), str(node.target))
                 continue
             mapping[node] = body.graph.node_copy(node, lambda item: mapping[item])
             mapping[node].meta["passes"] = (*node.meta.get("passes", ()), origin)
