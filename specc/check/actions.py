@@ -246,17 +246,22 @@ def committed_rows(session: Session) -> None:
 
 
 def drafter_rows(session: Session) -> None:
-    """I27: after a draft, the draft model's K and V rows are those of the whole text with the root."""
-    drafter, crew = session.subject.drafter, session.crew
+    """I27: after a draft, the drafter's K and V rows are those of the whole text with the root (a head: one fewer)."""
+    drafter, head, crew = session.subject.drafter, session.subject.head, session.crew
     rows = [row for row in range(len(session.texts)) if bool(crew.live[row])]
-    if drafter is None or not rows or not session.checks.wants("I27"):
+    if (drafter is None and head is None) or not rows or not session.checks.wants("I27"):
         return
     state, _ = crew.run(crew.leader, "draft", session.fork(), {})
-    plain = drafter.forward([session.texts[row] for row in rows])
-    for place, row in enumerate(rows):
-        size = len(session.texts[row])
-        for name, layers in (("k", plain.keys), ("v", plain.values)):
-            wanted = torch.stack([layer[place, :size] for layer in layers])
-            got = state[f"draft_{name}_cache"][:, row, :size]
+    for row in rows:
+        text = session.texts[row]
+        if head is not None:
+            _, *pair = head.rows(*head.committed(text))
+            both = [one[None] for one in pair]
+        else:
+            assert drafter is not None
+            plain = drafter.forward([text])
+            both = [torch.stack([layer[0] for layer in layers]) for layers in (plain.keys, plain.values)]
+        for name, wanted in zip("kv", both, strict=True):
+            got = state[f"draft_{name}_cache"][:, row, : wanted.shape[1]]
             what = f"the drafter's {name.upper()} rows [layer, row, …] are not those of the text"
             step_checks.values_agree(session, "I27", f"the end, row {row}", what, got, wanted)

@@ -154,9 +154,6 @@ class Crew:
             gap = gap or mapping_difference(views[place], views[member.reference])
             text = None if gap is None else f"differs from the {other} in {gap}"
             self.checks.require(member.id, self._at(member.machine, step), text, first_tree(bag))
-            if place:
-                name = member.machine.name.removeprefix("program after ")
-                self.checks.passes[name] = self.checks.passes.get(name, 0) + 1
 
 
 def first_tree(bag: Bag, row: int = 0) -> DraftTree | None:

@@ -56,7 +56,7 @@ class CheckFailure(AssertionError):
 
 @dataclass(slots=True)
 class Checks:
-    """Which invariants are on, and how often each was tested."""
+    """Which invariants are on, how often each was tested, and in how many examples each pass was, before and after."""
 
     selected: frozenset[str] = frozenset(entry.id for entry in INVARIANTS)
     counts: dict[str, int] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def _frequency(number: int, head_dim: int, theta: float, scaling: RopeScaling | 
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
-def _rotate(x: Tensor, geometry: Geometry) -> Tensor:
+def rotate(x: Tensor, geometry: Geometry) -> Tensor:
     """Rotary embedding of x [R,T,H,D]: element i and element i + D/2 are the real and imaginary part of a pair."""
     half = geometry.head_dim // 2
     scaling, theta = geometry.rope_scaling, geometry.rope_theta
@@ -54,7 +54,8 @@ def _rotate(x: Tensor, geometry: Geometry) -> Tensor:
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dim."""
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
@@ -68,7 +69,7 @@ def _project(x: Tensor, weights: Weights, prefix: str, name: str, layer: int) ->
     return out + _at(weights, prefix, f"{name}_bias", layer) if f"{prefix}{name}_bias" in weights else out
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Causal attention; q [R,T,Hq,D] over k, v [R,T,Hkv,D]; position p sees p - window + 1 … p (0: all)."""
     group = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
@@ -89,14 +90,14 @@ def plain_forward(geometry: Geometry, weights: Weights, ids: Tensor, prefix: str
     keys, values, inputs, outputs = [], [], [], []
     for layer in range(geometry.num_hidden_layers):
         inputs.append(x)
-        normed = _normed(x, _at(weights, prefix, "input_layernorm", layer), eps)
+        normed = rms_norm(x, _at(weights, prefix, "input_layernorm", layer), eps)
         q, k, v = (_project(normed, weights, prefix, f"{name}_proj", layer).reshape(shape) for name in "qkv")
         if geometry.qk_norm:
-            q = _normed(q, _at(weights, prefix, "q_norm", layer), eps)
-            k = _normed(k, _at(weights, prefix, "k_norm", layer), eps)
-        q, k = _rotate(q, geometry), _rotate(k, geometry)
-        x = x + _project(_attention(q, k, v, window), weights, prefix, "o_proj", layer)
-        normed = _normed(x, _at(weights, prefix, "post_attention_layernorm", layer), eps)
+            q = rms_norm(q, _at(weights, prefix, "q_norm", layer), eps)
+            k = rms_norm(k, _at(weights, prefix, "k_norm", layer), eps)
+        q, k = rotate(q, geometry), rotate(k, geometry)
+        x = x + _project(attention(q, k, v, window), weights, prefix, "o_proj", layer)
+        normed = rms_norm(x, _at(weights, prefix, "post_attention_layernorm", layer), eps)
         gate = _project(normed, weights, prefix, "gate_proj", layer)
         up = _project(normed, weights, prefix, "up_proj", layer)
         x = x + _project(gate / (1 + (-gate).exp()) * up, weights, prefix, "down_proj", layer)
@@ -107,4 +108,4 @@ def plain_forward(geometry: Geometry, weights: Weights, ids: Tensor, prefix: str
     head = embedding if geometry.tie_word_embeddings else weights[prefix + "lm_head"]
     assert isinstance(final, Tensor)
     assert isinstance(head, Tensor)
-    return PlainOutput(_normed(x, final, eps) @ head.T, tuple(keys), tuple(values), tuple(inputs), tuple(outputs))
+    return PlainOutput(rms_norm(x, final, eps) @ head.T, tuple(keys), tuple(values), tuple(inputs), tuple(outputs))

@@ -33,7 +33,8 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`counts`: tests per invariant id; `passes`: comparisons per pass; `notes`: why an invariant was not tested."""
+    """`counts`: tests per invariant id; `passes`: examples that compared a program before and after a pass; `notes`: why
+    an invariant was not tested."""
 
     name: str
     examples: int
@@ -100,7 +101,7 @@ class Report:
         ]
         if self.passes:
             shown = ", ".join(f"{name} {count}" for name, count in self.passes.items())
-            lines.append(f"  validated by execution, comparisons: {shown}")
+            lines.append(f"  validated by execution, examples: {shown}")
         lines += [
             f"  exercised, {name}: {_shares(counts)}" for name, counts in self.exercise.items() if counts["steps"]
         ]

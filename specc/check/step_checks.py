@@ -87,9 +87,9 @@ def _draftable(session: Session) -> frozenset[int]:
 
 def drafted_as_described(session: Session, trees: Sequence[DraftTree], rows: Sequence[int]) -> None:
     """I2: the draft is the one that the method describes (EAGLE-2 trees, static trees, prompt lookup), in plain
-    Python. Drawn drafts and heads are left to the comparison with the naive program."""
-    spec, text = session.subject.spec, session.texts
-    if needs_law(session.subject) or spec.draft.method == "eagle3":
+    Python. Drawn drafts are left to the comparison with the naive program and to the output law."""
+    text = session.texts
+    if needs_law(session.subject):
         return
     for row in rows:
         wanted = _described(session, text[row])
@@ -104,10 +104,12 @@ def _described(session: Session, text: Sequence[int]) -> DraftTree:
         if spec.is_chain:
             return prompt_lookup_chain(text, low, high, spec.num_nodes - 1)
         return prompt_lookup_tree(text, low, high, spec.num_nodes - 1, spec.depth, draft.top_k)
-    drafter = session.subject.drafter
-    assert drafter is not None
+    drafter, head = session.subject.drafter, session.subject.head
 
     def log_probs(path: tuple[int, ...]) -> list[float]:
+        if head is not None:
+            return head.log_probs(text, path)
+        assert drafter is not None
         scores: list[float] = torch.log_softmax(drafter.logits([*text, *path]), -1).float().tolist()
         return scores
 

@@ -11,6 +11,7 @@ from specc.check.expected import Expected
 from specc.check.machines import Generated, Interpreted, load_module
 from specc.check.masks import SeenMasks
 from specc.check.oracle import PlainDecoding
+from specc.check.plain_head import PlainHead
 from specc.check.variations import Variation
 from specc.check.weights import PREFIX, Value, logical_weights, program_weights
 from specc.ir.verifier import verify
@@ -141,6 +142,13 @@ class Subject:
         """The draft model on whole texts; None for other methods."""
         geometry = self.spec.draft_geometry
         return None if geometry is None else PlainDecoding(geometry, self.weights, PREFIX, self.spec.draft.window)
+
+    @cached_property
+    def head(self) -> PlainHead | None:
+        """The EAGLE-3 head on whole texts; None for other methods."""
+        if self.spec.draft.method != "eagle3":
+            return None
+        return PlainHead(self.spec, self.plain, self.weights)
 
     @cached_property
     def expected(self) -> Expected:

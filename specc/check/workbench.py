@@ -48,6 +48,11 @@ class Workbench:
         return self.variations[0].loaded.spec.target.geometry.vocab_size
 
     @property
+    def subjects(self) -> Mapping[int, Subject]:
+        """The subjects compiled so far, by number."""
+        return dict(self._subjects)
+
+    @property
     def compiled(self) -> list[str]:
         """Names of the variations compiled so far."""
         return [self.variations[number].name for number in sorted(self._subjects)]
