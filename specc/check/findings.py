@@ -75,7 +75,8 @@ class Checks:
             if violation.id in self.selected:
                 finding = Finding(violation.id, where, violation.message, violation.tree)
                 raise CheckFailure(finding) from violation
-        self.counts[id] = self.counts.get(id, 0) + 1
+        if id in self.selected:
+            self.counts[id] = self.counts.get(id, 0) + 1
 
     def require(
         self,

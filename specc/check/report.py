@@ -33,8 +33,8 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`counts`: tests per invariant id; `passes`: examples that compared a program before and after a pass; `notes`: why
-    an invariant was not tested."""
+    """`counts`: tests per invariant id; `passes`: examples that compared before and after a pass; `notes`: why an
+    invariant was not tested."""
 
     name: str
     examples: int

@@ -3,7 +3,7 @@
     from specc.testing import check_mask, draft_trees, plant_tree, render_tree
 
 Nothing here imports torch: trees, paths and masks are tuples and lists of Python numbers. With torch:
-`specc.testing.module.check_module` checks a generated module, `specc.testing.tensors` turns trees into tensors and back.
+`specc.testing.module.check_module` checks a generated module, `specc.testing.tensors` turns trees into tensors.
 """
 
 from __future__ import annotations
