@@ -23,7 +23,7 @@ from typing import Any
 
 from specc.runtime.prompts import demo_prompts
 
-SPECS = Path(__file__).resolve().parents[1] / "specs"
+SPECS = (Path(__file__).resolve().parents[1] / "specs").resolve()
 SIGMA = "self-perturbed:0.05"
 MIN_LOOKUP_ACCEPTANCE = 1.5
 MIN_BRANCH_STEPS = 20
