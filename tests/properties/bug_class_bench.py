@@ -165,6 +165,17 @@ def bench(draft: str, sections: str = DEFERRED, edit: Edit = unchanged, **runtim
     return compiled(spec_text(draft, sections, **runtime), edit)
 
 
+def made_for(draft: str, edit: Edit = unchanged) -> Bench:
+    """Deferred where the draft is a tree."""
+    tree = draft in ("tree", "wide", "eagle3", "lookup tree")
+    return bench(draft, DEFERRED if tree else IMMEDIATE, edit)
+
+
+def plain_text(made: Bench, prompt: list[int], count: int) -> list[int]:
+    """What plain decoding adds."""
+    return made.plain.continuation(prompt, count)
+
+
 @dataclass
 class Batch:
     """A batch under way, through the public step functions. `texts` end with the root token."""
