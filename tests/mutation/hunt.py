@@ -1,6 +1,6 @@
 """Plants seeded faults in the compiler, one at a time, and counts which are found.
 
-    python -m tests.mutation.hunt --count 150 --seed 0 --output specc/bench/results/mutation-seeded.json
+    .venv/bin/python -m tests.mutation.hunt --count 150 --seed 0 --output specc/bench/results/mutation-seeded.json
 
 Each fault is planted in a copy of the tree and judged in a forked process: first the tests of the file's part, then
 `specc check` on small variations of three shipped specs. A fault is found where one of them fails (or hangs).
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 400
 """Seconds for one fault; what takes longer than this hangs (nothing sound takes half of it)."""
 CHECKED = ("smollm2-dynamic-tree", "smollm2-prompt-lookup", "eagle-pangu")
-EXAMPLES = 10
+EXAMPLES = 6
 
 # Source pattern -> tests of that part, cheapest first. The faults are drawn from these files.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -177,8 +177,14 @@ def named_faults() -> list[tuple[str, str, str]]:
     return made
 
 
+def controls(paths: Sequence[str]) -> list[tuple[str, str, str]]:
+    """One unchanged file per set of tests: nothing may be found in it, or "found" would mean nothing."""
+    by_tests = {tuple(tests_of(path)): path for path in sorted(paths)}
+    return [(f"control: {path} unchanged", path, (ROOT / path).read_text()) for path in by_tests.values()]
+
+
 def main() -> int:
-    """The command; exit code 1 where too many faults survive."""
+    """The command; exit code 1 where too many faults survive, 2 where a sound file is called faulty."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
@@ -195,7 +201,13 @@ def main() -> int:
         faults = named_faults()
     else:
         faults = [(str(m), m.path, m.apply((ROOT / m.path).read_text())) for m in drawn(args.count, args.seed)]
-    results = hunt([fault for fault in faults if args.only in fault[0]], args.output, args.workers)
+    faults = [fault for fault in faults if args.only in fault[0]]
+    sound = hunt(controls([path for _, path, _ in faults]), args.output.with_suffix(".controls.json"), args.workers)
+    wrong = [entry for entry in sound if entry["found_by"]]
+    if wrong:
+        print("\n".join(f"{entry['fault']} was called faulty: {entry['found_by']}" for entry in wrong))
+        return 2
+    results = hunt(faults, args.output, args.workers)
     survived = [entry["fault"] for entry in results if not entry["found_by"]]
     print(f"{len(results) - len(survived)} of {len(results)} found")
     for label in survived:
