@@ -131,7 +131,7 @@ def mutated_programs(subject: Subject, checks: Checks, seed: int, count: int) ->
 
 def _same_behaviour(subject: Subject, checks: Checks, where: str, one: Interpreted, other: Machine) -> None:
     """Both machines through a prompt and two steps. Ends early where the mutated program leaves the range of what its
-    ops define: an index or a declared input out of range, or an operand that torch refuses."""
+    ops define: an index or an input out of range, a path that does not ascend, an operand that torch refuses."""
     states = [{**machine.start(len(PROMPTS)), "rng": torch.tensor([11, -12])} for machine in (one, other)]
     width = max(map(len, PROMPTS))
     ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in PROMPTS])
@@ -139,7 +139,7 @@ def _same_behaviour(subject: Subject, checks: Checks, where: str, one: Interpret
     drafts = as_bag(subject, planted(subject, [[*prompt, 3] for prompt in PROMPTS], 5, 99), 5)
     for step in ("prefill", *("draft", "verify", "accept", "commit") * 2):
         bag = {**bag, **drafts} if step == "verify" else bag
-        if not _in_range(one.program, step, states[0], bag):
+        if not _in_range(one.program, step, states[0], bag) or (step == "commit" and not _ascends(bag)):
             return
         live = ~states[0]["finished"] if step != "prefill" else torch.tensor([True, True])
         try:
@@ -158,6 +158,15 @@ def _same_behaviour(subject: Subject, checks: Checks, where: str, one: Interpret
             "I20", where, None if gap is None else f"{step}: the module differs from the interpreter in {gap}"
         )
         bag = {**bag, **wanted}
+
+
+def _ascends(bag: Bag) -> bool:
+    """Whether every accepted path ascends strictly from 0 (I1, I7): what moving rows within the cache relies on."""
+    path, emitted = bag["path"], bag["emitted"]
+    assert path is not None
+    assert emitted is not None
+    used = [row[:count] for row, count in zip(path.tolist(), emitted.tolist(), strict=True)]
+    return all(not nodes or nodes == sorted(set(nodes)) and nodes[0] == 0 for nodes in used)
 
 
 def _in_range(program: DecodeProgram, step: str, state: State, bag: Bag) -> bool:
