@@ -100,10 +100,10 @@ class Bench:
     logical: Mapping[str, Value] = field(repr=False)
     weights: Any = field(repr=False)
 
-    @cached_property
+    @property
     def plain(self) -> PlainDecoding:
         """The target on whole texts, without cache and tree."""
-        return PlainDecoding(self.spec.target.geometry, self.logical)
+        return plain_decoding()
 
     @cached_property
     def drafter(self) -> PlainDecoding:
@@ -154,15 +154,20 @@ def compiled(text: str, edit: Edit = unchanged) -> Bench:
     if edit is unchanged:
         return good
     module = load_module(edit(good.source), "specc_bug_class_faulty")
-    made = Bench(good.spec, good.source, module, good.logical, module.Weights(*good.weights))
-    made.__dict__["plain"] = good.plain  # its answers are cached
     del sys.modules["specc_bug_class_faulty"]
-    return made
+    return Bench(good.spec, good.source, module, good.logical, module.Weights(*good.weights))
 
 
 def bench(draft: str, sections: str = DEFERRED, edit: Edit = unchanged, **runtime: int) -> Bench:
     """Compiles `spec_text` of these arguments."""
     return compiled(spec_text(draft, sections, **runtime), edit)
+
+
+@cache
+def plain_decoding() -> PlainDecoding:
+    """Plain decoding by the target: all specs here have the same one, with the same weights. Answers are cached."""
+    plain = bench("none", IMMEDIATE)
+    return PlainDecoding(plain.spec.target.geometry, plain.logical)
 
 
 def made_for(draft: str, edit: Edit = unchanged) -> Bench:

@@ -109,13 +109,8 @@ def test_poison_in_unused_rows(draft: str, value: float, edit: Edit) -> None:
     made = made_for(draft, edit)
     prompts = [PROMPTS[0], (), PROMPTS[1], PROMPTS[3]]
     clean, dirty = Batch.start(made, prompts), Batch.start(made, prompts)
-    for number in range(4):
+    for _ in range(3):
         poison(dirty, value)
-        if number == 2:
-            assert torch.equal(clean.decode().logits[[0, 2, 3]], dirty.decode().logits[[0, 2, 3]])
-            if made.spec.draft.method not in ("none",):
-                break  # the drafter is left behind by plain steps
-            continue
         drafts = [clean.draft(), dirty.draft()]
         assert torch.equal(drafts[0].tokens[[0, 2, 3]], drafts[1].tokens[[0, 2, 3]])
         verified = [batch.verify(draft) for batch, draft in zip((clean, dirty), drafts, strict=True)]
@@ -124,6 +119,8 @@ def test_poison_in_unused_rows(draft: str, value: float, edit: Edit) -> None:
         steps = [clean.step(), dirty.step()]
         for mine, theirs in zip(*steps, strict=True):
             assert torch.equal(mine, theirs)
+    poison(dirty, value)
+    assert torch.equal(clean.decode().logits[[0, 2, 3]], dirty.decode().logits[[0, 2, 3]])
     assert clean.texts == dirty.texts
     clean.check_plain(prompts)
 

@@ -109,6 +109,7 @@ def test_decoder_is_used_again_and_closed(draft: str, edit: Edit) -> None:
     assert decoder.generate([[2]], 5).tokens == [plain_text(made, [2], 5)]
     decoder.start([[7, 7]], 20)
     decoder.step()  # left in the middle
+    assert decoder.generate([[2]], 5).tokens == [plain_text(made, [2], 5)]
     assert decoder.generate([[3, 1, 4], [15, 9]], 8).tokens == first
     assert decoder.generate([[3, 1, 4]], 8, speculative=False).tokens == first[:1]
     with decoder:
