@@ -165,7 +165,7 @@ def test_a_program_without_candidates_has_nothing_to_defer() -> None:
 
 
 def test_a_fold_that_is_not_fused_still_gives_the_same_text() -> None:
-    spec, before, _ = programs("tree")
+    _, before, _ = programs("tree")
     found = find_slice(before)
     assert not isinstance(found, str)
     verify = clone(before.graphs["verify"])
