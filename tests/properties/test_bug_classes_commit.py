@@ -209,15 +209,23 @@ def test_slot_used_again_while_pending(edit: Edit) -> None:
 
 
 @UPDATES
-def test_prompt_goes_on_while_pending(update: str, edit: Edit) -> None:
-    """vllm#53912: a second turn is prefilled behind an accepted branch whose commit is still pending."""
-    batch = Batch.start(bench("tree", update, edit))
+@pytest.mark.parametrize("draft", ["tree", "eagle3"])
+def test_prompt_goes_on_while_pending(draft: str, update: str, edit: Edit) -> None:
+    """vllm#53912: a second turn is prefilled behind an accepted branch whose commit is still pending.
+
+    Drafts are those of a fresh start on the same texts.
+    """
+    batch = Batch.start(bench(draft, update, edit))
     texts = []
     for turn in ([4, 1, 1], [9], [15, 2, 0, 3]):
+        batch.draft()  # planted drafts replace it, but it keeps the drafter's cache up to date
         accept_branches(batch)
         batch.prefill([turn, [], turn, turn])
         texts = [text[:-1] for text in batch.texts]
         check_caches(batch)
+        fresh = Batch.start(batch.bench, texts)
+        for mine, theirs in zip(batch.draft()[:3], fresh.draft()[:3], strict=True):
+            assert torch.allclose(mine.double(), theirs.double(), atol=1e-5)
     batch.check_plain([texts[0], PROMPTS[1], *texts[2:]])
 
 
@@ -339,7 +347,7 @@ FAULTS = {
         swap("return state._replace(pending_emitted=nothing_pending), Verified", "return state, Verified"),
     ),
     "prefill without flush": (
-        partial(test_prompt_goes_on_while_pending, DEFERRED),
+        partial(test_prompt_goes_on_while_pending, "tree", DEFERRED),
         swap("state = flush(state)\n    return run_prefill", "return run_prefill"),
     ),
     "padding is looked at": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.properties.bug_class_bench import (
     DEFERRED,
     DRAFTER,
     DRAFTS,
+    LENGTH,
     PROMPTS,
+    VOCABULARY,
     Edit,
     append,
     bench,
@@ -139,6 +142,20 @@ def test_one_new_token(draft: str, edit: Edit) -> None:
             assert count > 1 or generation.steps == []
     with pytest.raises(ValueError, match="max_new_tokens"):
         made.decoder().generate(prompts, 0)
+
+
+@EVERY_DRAFT
+def test_prompt_at_the_capacity(draft: str, edit: Edit) -> None:
+    """vllm#48894, I25: prompts that fill the sequence to the last places, beside a short one, end cleanly."""
+    made = made_for(draft, edit)
+    rng = Random(6)
+    for room in range(3):
+        prompts = [[rng.randrange(VOCABULARY) for _ in range(LENGTH - room)], [9, 1]]
+        for speculative in (True, False):
+            tokens = made.decoder().generate(prompts, 8, speculative=speculative).tokens
+            assert tokens == [plain_text(made, prompts[0], room + 1), plain_text(made, prompts[1], 8)]
+    with pytest.raises(ValueError, match="1 to 40 tokens"):
+        made.decoder().generate([[1] * (LENGTH + 1)], 1)
 
 
 @pytest.mark.parametrize("draft", ["tree", "chain", "lookup", "lookup tree"])

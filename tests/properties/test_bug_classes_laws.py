@@ -103,6 +103,22 @@ def test_coin_at_both_ends(rule: str, edit: Edit) -> None:
         assert all(node > 0 for node in taken[ONE_MINUS])
 
 
+@RULES
+def test_sampled_rows_do_not_depend_on_the_batch(rule: str, edit: Edit) -> None:
+    """vllm#55504, sampling: a request's text is a function of its seed, its name and its prompt alone (I13)."""
+    made = bench(SMALL, sampling(rule, 0.7), edit)
+    prompts, names = [[5, 9, 3], [8], [1, 16, 4, 7]], [7, 2, 11]
+    together = made.decoder().generate(prompts, 12, requests=names, seed=5).tokens
+    for row, prompt in enumerate(prompts):
+        for place in (0, 2):
+            batch, own = [[2, 2], [3], [9]], [0, 1, 3]
+            batch[place], own[place] = prompt, names[row]
+            assert made.decoder().generate(batch, 12, requests=own, seed=5).tokens[place] == together[row]
+    assert made.decoder().generate(prompts, 12, requests=names, seed=6).tokens != together
+    same = made.decoder().generate([[8]] * 3, 12, requests=names).tokens
+    assert len({tuple(tokens) for tokens in same}) > 1
+
+
 ROWS = 2500
 
 
@@ -248,6 +264,13 @@ FAULTS = {
     "rejected tokens stay": (
         partial(test_coin_at_both_ends, "target_only"),
         swap("residual.masked_fill(is_token, 0.0)", "residual.masked_fill(is_token, 1e-9)"),
+    ),
+    "one stream for all rows": (
+        partial(test_sampled_rows_do_not_depend_on_the_batch, "target_only"),
+        swap(
+            "bonus_uniform = counter_uniform(state.rng, ",
+            "bonus_uniform = counter_uniform(state.rng[:1].expand_as(state.rng), ",
+        ),
     ),
     "temperature of accept": (
         partial(test_temperature_is_used, 0.25, 1.0),
