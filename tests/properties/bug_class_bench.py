@@ -48,6 +48,7 @@ DRAFTS = {
 }
 PROMPTS = ((5, 9, 3, 2, 11), (8,), (1, 16, 4), (7, 7, 12, 0))
 Edit = Callable[[str], str]
+Check = Callable[..., None]
 
 
 class FaultNotPlanted(LookupError):
@@ -200,16 +201,15 @@ class Batch:
         made.prefill(prompts)
         return made
 
-    def prefill(self, prompts: Sequence[Sequence[int]], padding: int = 0) -> Tensor:
-        """Appends one chunk per row; returns the logits [B,V]."""
+    def prefill(self, prompts: Sequence[Sequence[int]], padding: int = 0) -> None:
+        """Appends one chunk per row."""
         width = max(1, *(len(prompt) for prompt in prompts))
         ids = torch.tensor([[*prompt, *[padding] * (width - len(prompt))] for prompt in prompts])
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self.state, logits, *_ = self.bench.module.prefill(self.bench.weights, self.state, ids, lengths)
+        self.state, *_ = self.bench.module.prefill(self.bench.weights, self.state, ids, lengths)
         for row, prompt in enumerate(prompts):
             if prompt:
                 self.texts[row] = [*self.texts[row][:-1], *prompt, int(self.state.root_token[row])]
-        return logits
 
     def draft(self) -> Any:
         """The module's own draft."""

@@ -17,6 +17,7 @@ from tests.properties.bug_class_bench import (
     PROMPTS,
     VOCABULARY,
     Batch,
+    Check,
     Edit,
     append,
     bench,
@@ -208,7 +209,7 @@ def block_visible(length, total, block, positions, window):
     ).unsqueeze(1)
 """
 PARENTS_OF_PADDING = "jump = torch.where(valid, parent_row, torch.zeros_like(parent_row))"
-FAULTS = {
+FAULTS: dict[str, tuple[Check, Edit]] = {
     "finished rows go on": (
         partial(test_finished_row_in_the_batch, "tree"),
         swap("live = torch.logical_and(logical_not, limit > 0)", "live = limit > 0"),

@@ -17,6 +17,7 @@ from tests.properties.bug_class_bench import (
     PROMPTS,
     VOCABULARY,
     Batch,
+    Check,
     Edit,
     append,
     bench,
@@ -321,7 +322,7 @@ UNFLUSHED = swap(
     "    index = row_index(rows, state)\n    state = flush(state)\n", "    index = row_index(rows, state)\n"
 )
 RECENT = "recent_count=torch.where(moved, accepted.emitted, state.recent_count)"
-FAULTS = {
+FAULTS: dict[str, tuple[Check, Edit]] = {
     "stride of row 0": (
         test_more_nodes_than_steps,
         swap("batch_index(path), path.narrow", "0 * batch_index(path), path.narrow"),

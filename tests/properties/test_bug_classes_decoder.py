@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.properties.bug_class_bench import (
     LENGTH,
     PROMPTS,
     VOCABULARY,
+    Check,
     Edit,
     append,
     bench,
@@ -81,7 +83,12 @@ def test_position_at_the_end_of_the_drafters_table() -> None:
     made = bench(drafter.format(DRAFTER.replace("64", "44")), DEFERRED)
     seen: list[int] = []
     real = made.module.rope_tables
-    made.module.rope_tables = lambda positions, *rest: seen.append(int(positions.max())) or real(positions, *rest)
+
+    def recorded(positions: Any, *rest: Any) -> Any:
+        seen.append(int(positions.max()))
+        return real(positions, *rest)
+
+    made.module.rope_tables = recorded
     try:
         generation = made.decoder().generate([[3, 1], [8]], 100)
     finally:
@@ -158,6 +165,23 @@ def test_prompt_at_the_capacity(draft: str, edit: Edit) -> None:
         made.decoder().generate([[1] * (LENGTH + 1)], 1)
 
 
+@EVERY_DRAFT
+def test_plain_and_speculative_steps_by_turns(draft: str, edit: Edit) -> None:
+    """vllm#52942: plain steps between speculative ones, with the module's own drafts; the text stays plain.
+
+    Plain steps leave the drafter behind, so drafts get worse; they may never become wrong text or a wrong index.
+    """
+    made = made_for(draft, edit)
+    decoder, prompts = made.decoder(), [[3, 1, 4, 3], [9]]
+    tokens = [[token] for token in decoder.start(prompts, 14)]
+    for number in range(14):
+        new = decoder.plain_step() if number % 3 == 1 else decoder.step().emitted
+        for row, more in enumerate(new):
+            tokens[row].extend(more)
+    assert bool(decoder.state.finished.all())
+    assert tokens == [plain_text(made, prompt, 14) for prompt in prompts]
+
+
 @pytest.mark.parametrize("draft", ["tree", "chain", "lookup", "lookup tree"])
 def test_tau_counts_the_bonus(draft: str, edit: Edit) -> None:
     """EAGLE#95, #146: tau was off by one. accept_length counts accepted drafts, tau = mean(accept_length) + 1.
@@ -196,7 +220,7 @@ _cached = tree_attention_cached
 def tree_attention_cached(q, k_cache, v_cache, length, *rest):
     return _cached(q, k_cache, v_cache, length[:1].expand_as(length), *rest)
 """
-FAULTS = {
+FAULTS: dict[str, tuple[Check, Edit]] = {
     "length of row 0": (partial(test_every_batch_size, "tree"), append(FIRST_ROWS_LENGTH)),
     "rows share an argmax": (
         partial(test_batch_equals_its_rows, "tree"),
@@ -213,6 +237,14 @@ FAULTS = {
             "        state = self._state\n        if state is None or len(state.length) != len(lengths):\n"
             "            state = init_state(len(lengths), self.device)",
         ),
+    ),
+    "stale pending before a plain step": (
+        partial(test_plain_and_speculative_steps_by_turns, "tree"),
+        swap("run_decode(self.weights, flush(self.state))", "run_decode(self.weights, self.state)"),
+    ),
+    "plain steps do not count": (
+        partial(test_plain_and_speculative_steps_by_turns, "tree"),
+        swap("new_remaining = state.remaining - count", "new_remaining = state.remaining"),
     ),
     "tau without the bonus": (
         partial(test_tau_counts_the_bonus, "tree"),

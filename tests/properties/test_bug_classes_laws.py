@@ -21,6 +21,7 @@ from tests.properties.bug_class_bench import (
     VOCABULARY,
     Batch,
     Bench,
+    Check,
     Edit,
     append,
     bench,
@@ -54,6 +55,11 @@ def coin(value: str) -> Edit:
     )
 
 
+def both(one: Edit, other: Edit) -> Edit:
+    """One edit after the other."""
+    return lambda source: other(one(source))
+
+
 def uniform_law(trees: list[DraftTree]) -> torch.Tensor:
     """q [B,N,V] that gives every token the same mass."""
     return torch.full((len(trees), trees[0].num_nodes, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
@@ -68,7 +74,7 @@ def step_with(batch: Batch, rule: str, trees: list[DraftTree]) -> Any:
 def test_coin_of_zero_accepts_nothing_impossible(rule: str, edit: Edit) -> None:
     """vllm-ascend PR 13470: u = 0 accepted every draft. A token of probability 0 is never accepted, whatever u is."""
     for value in ("0.0", ONE_MINUS):
-        made = bench(SMALL, sampling(rule, 1.0, top_k=3), lambda source, v=value: coin(v)(edit(source)))
+        made = bench(SMALL, sampling(rule, 1.0, top_k=3), both(edit, coin(value)))
         batch = Batch.start(made)
         for _ in range(3):
             trees, likely = [], []
@@ -89,7 +95,7 @@ def test_coin_at_both_ends(rule: str, edit: Edit) -> None:
     """
     taken = {}
     for value in ("0.0", ONE_MINUS):
-        made = bench(SMALL, sampling(rule, 1.0, top_k=3), lambda source, v=value: coin(v)(edit(source)))
+        made = bench(SMALL, sampling(rule, 1.0, top_k=3), both(edit, coin(value)))
         batch = Batch.start(made)
         trees = []
         for text in batch.texts:
@@ -256,7 +262,7 @@ def test_text_is_plain_greedy_whatever_is_drafted(draft: str, sections: str, edi
 
 
 ACCEPT_ROW = "passed = accept_uniform < token_prob"
-FAULTS = {
+FAULTS: dict[str, tuple[Check, Edit]] = {
     "u = 0 accepts": (
         partial(test_coin_of_zero_accepts_nothing_impossible, "target_only"),
         swap(ACCEPT_ROW, "passed = accept_uniform <= token_prob"),

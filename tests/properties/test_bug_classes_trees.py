@@ -23,6 +23,7 @@ from tests.properties.bug_class_bench import (
     VOCABULARY,
     Batch,
     Bench,
+    Check,
     Edit,
     append,
     bench,
@@ -156,7 +157,7 @@ def test_chain_shape_through_the_tree_path(edit: Edit) -> None:
             wanted = [batch.right(row, 3) if (row + number) % 3 else batch.wrong(row) for row in range(4)]
             logits.append(batch.verify(batch.as_draft(wanted)).logits[:, :4])
             batch.step(wanted)
-        assert torch.allclose(*logits, rtol=1e-10, atol=1e-10)
+        assert torch.allclose(logits[0], logits[1], rtol=1e-10, atol=1e-10)
         assert pair[0].texts == pair[1].texts
         assert pair[0].length == pair[1].length
     pair[0].check_plain(PROMPTS)
@@ -318,7 +319,7 @@ def plain_argmax(batch: Batch, row: int, tree: DraftTree) -> list[int]:
 
 
 FIRST_CHILD_ONLY = swap("is_child = current == parent_node", "is_child = (current == parent_node) & (current == token)")
-FAULTS = {
+FAULTS: dict[str, tuple[Check, Edit]] = {
     "superset": (test_superset_tree_accepts_no_less, FIRST_CHILD_ONLY),
     "planted superset": (test_planted_superset_accepts_no_less, FIRST_CHILD_ONLY),
     "depth 1": (test_depth_one_tree, FIRST_CHILD_ONLY),

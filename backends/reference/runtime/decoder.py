@@ -212,7 +212,8 @@ class Decoder:
     def plain_step(self) -> list[list[int]]:
         """One step without drafts; returns the new token of every row that is not finished."""
         with torch.no_grad():
-            self._state, decoded = run_decode(self.weights, self.state)
+            # A speculative step before this one may have left its commit pending.
+            self._state, decoded = run_decode(self.weights, flush(self.state))
             pair = torch.stack((decoded.emitted, self._state.root_token)).tolist()
         return [[token] if count else [] for count, token in zip(*pair, strict=True)]
 
