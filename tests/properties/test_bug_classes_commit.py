@@ -210,7 +210,7 @@ def test_slot_used_again_while_pending(edit: Edit) -> None:
 
 
 @UPDATES
-@pytest.mark.parametrize("draft", ["tree", "eagle3"])
+@pytest.mark.parametrize("draft", ["tree", "eagle3", "lookup tree"])
 def test_prompt_goes_on_while_pending(draft: str, update: str, edit: Edit) -> None:
     """vllm#53912: a second turn is prefilled behind an accepted branch whose commit is still pending.
 
