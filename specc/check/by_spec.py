@@ -166,7 +166,7 @@ def _ascends(bag: Bag) -> bool:
     assert path is not None
     assert emitted is not None
     used = [row[:count] for row, count in zip(path.tolist(), emitted.tolist(), strict=True)]
-    return all(not nodes or nodes == sorted(set(nodes)) and nodes[0] == 0 for nodes in used)
+    return all(not nodes or (nodes == sorted(set(nodes)) and nodes[0] == 0) for nodes in used)
 
 
 def _in_range(program: DecodeProgram, step: str, state: State, bag: Bag) -> bool:
