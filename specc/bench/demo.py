@@ -24,7 +24,7 @@ from typing import Any
 from specc.runtime.prompts import demo_prompts
 
 SPECS = (Path(__file__).resolve().parents[1] / "specs").resolve()
-SIGMA = "self-perturbed:0.05"
+SIGMA = "self-perturbed:0.08"
 MIN_LOOKUP_ACCEPTANCE = 1.5
 MIN_BRANCH_STEPS = 20
 SHOWN_LINES = 7

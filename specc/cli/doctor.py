@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from importlib import metadata
@@ -11,13 +12,16 @@ from pathlib import Path
 
 from specc import __version__
 from specc.cli.common import add_json
+from specc.runtime.cache import MODELS_FOLDER, cache_root, is_complete
 
 REQUIRED = ("torch", "pydantic", "PyYAML", "numpy", "safetensors", "tokenizers", "jinja2", "rich", "hypothesis")
 OPTIONAL = {
     "triton": "the triton backend",
     "torch_npu": "the ascend backend on an NPU",
     "gguf": "specc fetch",
+    "transformers": "comparisons in tests and specc/bench",
 }
+TARGETS = {"reference": "plain PyTorch, CPU or GPU"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     required = {name: _version(name) for name in REQUIRED}
     optional = {name: _version(name) for name in OPTIONAL}
     nvidia = Path("/proc/driver/nvidia/version").exists()
+    cache, models = cache_root(), fetched_models()
     missing = [name for name, version in required.items() if version is None]
     if args.json:
         report = {
@@ -37,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
             "required": required,
             "optional": optional,
             "nvidia_driver": nvidia,
+            "targets": sorted(TARGETS),
+            "cores": os.cpu_count(),
+            "cache": str(cache),
+            "models": models,
             "missing": missing,
         }
         print(json.dumps(report))
@@ -46,11 +55,20 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name:12} {version or 'MISSING'}")
         for name, version in optional.items():
             print(f"  {name:12} {version or 'not installed'}  ({OPTIONAL[name]})")
-        print(f"  NVIDIA driver {'found' if nvidia else 'not found'}")
+        print(f"  {os.cpu_count()} CPU cores; NVIDIA driver {'found' if nvidia else 'not found'}")
+        for name, text in TARGETS.items():
+            print(f"  target {name}: {text}")
+        print(f"  fetched models in {cache}: {', '.join(models) or 'none (specc fetch smollm2-135m-instruct)'}")
     if missing:
         print(f"missing: pip install {' '.join(missing)}", file=sys.stderr)
         return 1
     return 0
+
+
+def fetched_models() -> list[str]:
+    """Names of the complete models in the cache folder."""
+    folder = cache_root() / MODELS_FOLDER
+    return sorted(path.name for path in folder.iterdir() if is_complete(path)) if folder.is_dir() else []
 
 
 def _version(name: str) -> str | None:

@@ -6,9 +6,11 @@ failure. After a difference the speculative decoder goes on from plain's token (
 tests every step and not only those before the first difference.
 
 The numerical bound is `RELATIVE_BOUND[dtype]` times the largest magnitude of that position's logits. Verifying N nodes
-at once and decoding one token at a time group the same sums differently; for SmolLM2-135M in float32 on a CPU the
-largest relative difference of logits measured over the demonstration prompts was MEASURED. The bound leaves a factor of
-about four. On the CPU in float32 no difference at all is expected.
+at once and decoding one token at a time group the same sums differently: for SmolLM2-135M in float32 on a CPU the
+logits of the accepted nodes of a 16-node tree and those of plain decoding differed by at most 4e-6 of the largest one,
+measured over two texts of the demonstration; the bound is five times that. Those of the other types are the same
+multiple of their rounding unit (about 170), capped for the 16-bit types, and have not been measured. On the CPU in
+float32 no difference at all is expected.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from specc.runtime.generate import BatchResult, Request, decode_batch
 from specc.runtime.module import DecoderLike, GeneratedModule
 
-RELATIVE_BOUND = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+RELATIVE_BOUND = {"float64": 4e-14, "float32": 2e-5, "bfloat16": 3e-2, "float16": 2e-2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,10 +209,10 @@ def test_turns_are_answered_one_after_the_other(session: Session) -> None:
 
 
 class Faulty:
-    """A decoder whose speculative steps replace the token at one position of row 0 by another."""
+    """A decoder whose speculative steps replace the token at one position of row 0, in the first `times` texts."""
 
-    def __init__(self, decoder: Any, position: int, token: int) -> None:
-        self.decoder, self.position, self.token = decoder, position, token
+    def __init__(self, decoder: Any, position: int, token: int, times: int = 1) -> None:
+        self.decoder, self.position, self.token, self.times = decoder, position, token, times
         self.seen = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -228,9 +228,9 @@ class Faulty:
         row = list(step.emitted[0])
         inside = self.position - self.seen
         self.seen += len(row)
-        if 0 <= inside < len(row):
+        if 0 <= inside < len(row) and self.times:
             row[inside] = self.token
-            self.position = -1
+            self.times -= 1
         return step._replace(emitted=[row, *step.emitted[1:]])
 
 
@@ -254,6 +254,17 @@ def test_a_wrong_token_is_found_and_the_comparison_goes_on(session: Session, pos
     assert found.margin == pytest.approx(float(best[0] - best[1]), rel=1e-6)
     assert found.gap == pytest.approx(float(logits[plain[position]] - logits[wrong]), rel=1e-6)
     assert report.failed
+
+
+def test_every_step_after_a_difference_is_tested_too(session: Session) -> None:
+    requests = [Request(0, "a", tuple(b"abcabc"))]
+    faulty = Faulty(session.decoder, 5, 257, times=3)
+    report = LosslessReport()
+    check_batch(report, session.module, faulty, decode_batch(faulty, requests, 24), 24)
+    # Each text goes on behind the difference before it, and is wrong at its own token 5.
+    assert [item.position for item in report.differences] == [5, 11, 17]
+    plain = report.plain[0].results[0].tokens
+    assert [item.plain for item in report.differences] == [plain[5], plain[11], plain[17]]
 
 
 def test_a_difference_within_the_bound_is_reported_and_allowed(
