@@ -12,10 +12,14 @@ from specc.program import DecodeProgram, input_ports
 DOCS = {
     "prefill": "Append input_ids [B,T] (lengths [B] of them) and pick the root token.\n\n"
     "    Returns the state and logits [B,V] after the last token; lengths[b] = 0 leaves row b\n    untouched.",
-    "decode": "One plain step of every row that is not finished: the baseline of speculation.",
+    "decode": "One plain step of every row that is not finished: the baseline of speculation.\n\n"
+    "    The drafter's slots are left behind: drafts of later speculative steps of the row are\n"
+    "    legal, but not those of a fresh start.",
     "draft": "Draft nodes for every row; node 0 is the root token.",
     "verify": "Logits of the target at all nodes of tokens, parent, valid [B,N].\n\n"
-    "    The nodes' rows become candidates; committed rows stay as they are.",
+    "    The nodes' rows become candidates; committed rows stay as they are. A drafter\n"
+    "    learns what is committed only in `draft`, so call that between two commits even where\n"
+    "    the nodes come from elsewhere.",
     "accept": "Choose a root path of the draft and the bonus token; the state is not changed.",
     "commit": "Commit what was accepted.",
     "flush": "Apply what a deferred commit left pending; idempotent.",

@@ -29,10 +29,13 @@ OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A target family: its name in specs, the `model_type` of its checkpoints, and the class they name."""
+    """A target family: its name in specs, the `model_type`s of its checkpoints, and the class they name.
+
+    The first of `model_types` is the one that is written.
+    """
 
     name: str
-    model_type: str
+    model_types: tuple[str, ...]
     architecture: str
 
 
@@ -40,9 +43,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.name: family
         for family in (
-            Family("llama", "llama", "LlamaForCausalLM"),
-            Family("qwen3", "qwen3", "Qwen3ForCausalLM"),
-            Family("pangu", "PanguEmbedded", "PanguEmbeddedForCausalLM"),
+            Family("llama", ("llama",), "LlamaForCausalLM"),
+            Family("qwen3", ("qwen3",), "Qwen3ForCausalLM"),
+            Family("pangu", ("PanguEmbedded", "pangu_embedded", "openpangu", "pangu"), "PanguEmbeddedForCausalLM"),
         )
     }
 )
@@ -76,7 +79,7 @@ def config_geometry(config: Mapping[str, Any], where: str = "config.json", famil
 
     `family` overrides the family that `model_type` names, for heads and for specs that name it themselves.
     """
-    by_type = {entry.model_type: entry.name for entry in FAMILIES.values()}
+    by_type = {kind: entry.name for entry in FAMILIES.values() for kind in entry.model_types}
     found = family or by_type.get(str(config.get("model_type")), "")
     if not found:
         known = ", ".join(sorted(by_type))
@@ -130,7 +133,7 @@ def hugging_face_config(geometry: Geometry, dtype: str = "float32") -> dict[str,
     bias = "bias" if geometry.family == "pangu" else "attention_bias"
     config: dict[str, Any] = {
         "architectures": [family.architecture],
-        "model_type": family.model_type,
+        "model_type": family.model_types[0],
         "num_hidden_layers": geometry.num_hidden_layers,
         "hidden_size": geometry.hidden_size,
         "intermediate_size": geometry.intermediate_size,

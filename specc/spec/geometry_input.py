@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specc.diagnostics import Diagnostic, error
+from specc.models.families import FAMILIES
 from specc.spec.config import EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
 from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
@@ -64,9 +65,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
 }
 
 MODEL_TYPES: Mapping[str, tuple[str, ...]] = {
-    "llama": ("llama",),
-    "qwen3": ("qwen3",),
-    "pangu": ("PanguEmbedded", "pangu_embedded", "openpangu", "pangu"),
+    **{name: family.model_types for name, family in FAMILIES.items()},
     "gated_deltanet": ("gated_deltanet",),
     "qwen3_next": ("qwen3_next",),
 }
