@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "quick",
@@ -20,6 +20,10 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("quick"), max_examples=100)
 settings.register_profile("thorough", settings.get_profile("quick"), derandomize=False, max_examples=1000)
+# For planted faults: whether a test fails, not its smallest example.
+settings.register_profile(
+    "hunt", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate], max_examples=25
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
