@@ -10,6 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specc.driver import compile_spec
+from specc.models.checkpoint import save_checkpoint
+from specc.models.random_weights import random_weights
+from specc.models.weights import eagle3_weight_table, weight_table
+from specc.spec import from_mapping
 from tests.backends.reference_support import fused_weights, generate, load_text, planned, program_of
 
 
@@ -46,7 +51,8 @@ def test_loader_reads_and_concatenates(loadable: Any, shards: int, tmp_path: Pat
     for name, value in wanted.items():
         ours = getattr(loaded, name)
         pairs = zip(ours, value, strict=True) if isinstance(value, tuple) else [(ours, value)]
-        assert all(torch.equal(a, b) and a.is_contiguous() for a, b in pairs)
+        # Matrices are stored by columns, which is what products with few rows want.
+        assert all(torch.equal(a, b) and a.t().is_contiguous() for a, b in pairs)
     decoder = fused.Decoder.from_pretrained(tmp_path)
     assert 1 <= len(decoder.generate([[1, 2, 3]], 4, speculative=False).tokens[0]) <= 4
 
@@ -99,3 +105,77 @@ def test_loader_refuses_wrong_checkpoints(loadable: Any, damage: Any, message: s
 def test_loader_refuses_a_missing_folder(loadable: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         loadable[0].load_weights(tmp_path / "absent")
+
+
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 31,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def with_head() -> tuple[Any, Any]:
+    """A module with an EAGLE-3 head of 20 draft ids, and its spec."""
+    spec = from_mapping(
+        {
+            "specc": 1,
+            "name": "head",
+            "target": {"family": "llama", "config": SIZES},
+            "draft": {
+                "method": "eagle3",
+                "num_speculative_tokens": 3,
+                "config": {"draft_vocab_size": 20},
+                "aux_hidden_state_layer_ids": [0, 1],
+                "aux_hidden_state_of": "output",
+            },
+            "runtime": {"max_sequence_length": 64, "dtype": "float64"},
+        }
+    )
+    return load_text(compile_spec(spec).source), spec.spec
+
+
+def _head_folder(spec: Any, folder: Path, layer: str, offsets: torch.Tensor) -> dict[str, Any]:
+    head = spec.eagle_geometry
+    table = eagle3_weight_table(
+        spec.target.geometry, draft_vocab_size=head.draft_vocab_size, num_aux_layers=head.num_aux_layers
+    )
+    weights = dict(random_weights(table, spec.target.geometry, 3, torch.float64, include_optional=True))
+    weights["d2t"] = offsets
+    named = {entry.checkpoint_name.replace("midlayer.", layer): weights[entry.name] for entry in table}
+    folder.mkdir()
+    save_file({name: value.clone() for name, value in named.items()}, folder / "model.safetensors")
+    return weights
+
+
+def _target_folder(spec: Any, folder: Path) -> None:
+    table = weight_table(spec.target.geometry)
+    save_checkpoint(folder, random_weights(table, spec.target.geometry, 0, torch.float64), table, {})
+
+
+@pytest.mark.parametrize("layer", ["midlayer.", "layers.0."])
+def test_loader_takes_a_public_head_under_both_names_of_its_layer(with_head: Any, layer: str, tmp_path: Path) -> None:
+    module, spec = with_head
+    _target_folder(spec, tmp_path / "target")
+    weights = _head_folder(spec, tmp_path / "head", layer, torch.arange(20) // 2)
+    loaded = module.load_weights(tmp_path / "target", tmp_path / "head")
+    assert torch.equal(loaded.draft_o_proj, weights["o_proj"])
+    assert torch.equal(loaded.draft_d2t, weights["d2t"])
+    assert len(module.Decoder(loaded).generate([[1, 2, 3]], 5).tokens[0]) == 5
+
+
+@pytest.mark.parametrize(
+    "offsets", [torch.zeros(20).long() + 12, torch.tensor([1, 0, *[5] * 18]), -torch.ones(20).long()]
+)
+def test_loader_refuses_draft_ids_outside_the_vocabulary_or_out_of_order(
+    with_head: Any, offsets: torch.Tensor, tmp_path: Path
+) -> None:
+    module, spec = with_head
+    _target_folder(spec, tmp_path / "target")
+    _head_folder(spec, tmp_path / "head", "midlayer.", offsets)
+    with pytest.raises(ValueError, match="does not map to distinct ids below 31"):
+        module.load_weights(tmp_path / "target", tmp_path / "head")

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specc.backends.reference.runtime.abi import WEIGHTS, WeightLayout, Weights
+from specc.backends.reference.runtime.abi import (
+    VOCAB_SIZE,
+    WEIGHTS,
+    WeightLayout,
+    Weights,
+)
 
 STORED_TYPES = {
     "F64": torch.float64,
@@ -135,10 +140,40 @@ def check_weight(
         )
 
 
+# Tensors that may be stored although nothing reads them: a tied output projection, rope
+# buffers, and of an EAGLE-3 head its copy of the target's embeddings and the mask `t2d`.
+UNREAD = ("lm_head.weight", "embed_tokens.weight", "t2d")
+# An EAGLE-3 head's only layer has one of two names in public checkpoints.
+HEAD_LAYER = ("layers.0.", "midlayer.")
+
+
+def known_names(
+    stored: dict[str, StoredTensor], wanted: set[str]
+) -> dict[str, StoredTensor]:
+    """The tensors under the names that the weights are looked for by."""
+    other, own = HEAD_LAYER
+    renamed = {
+        own + name.removeprefix(other) if name.startswith(other) else name: tensor
+        for name, tensor in stored.items()
+    }
+    is_head = any(name.startswith(own) for name in wanted)
+    return renamed if is_head and len(renamed) == len(stored) else stored
+
+
+def check_offsets(name: str, value: Tensor) -> None:
+    """Raise ValueError unless target id = id + d2t[id] rises and stays in the vocabulary."""
+    if not name.endswith("d2t"):
+        return
+    target = value + torch.arange(value.shape[0], device=value.device)
+    rises = bool((target[1:] > target[:-1]).all())
+    if not rises or int(target.min()) < 0 or int(target.max()) >= VOCAB_SIZE:
+        raise ValueError(f"{name!r} does not map to distinct ids below {VOCAB_SIZE}")
+
+
 def check_unused(stored: dict[str, StoredTensor], used: set[str], folder: Path) -> None:
     """Raise ValueError for a tensor that no weight reads: the spec describes another model."""
     for name in sorted(set(stored) - used):
-        if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+        if name not in UNREAD and not name.endswith("rotary_emb.inv_freq"):
             raise ValueError(
                 f"{folder} has a tensor {name!r} that the spec does not know"
             )
@@ -181,7 +216,11 @@ def load_weights(
         if draft_directory is None:
             raise ValueError("this module has a drafter: draft_directory is needed")
         folders["draft"] = Path(draft_directory)
-    stored = {model: stored_tensors(folder) for model, folder in folders.items()}
+    wanted = {source for weight in WEIGHTS for source in weight.sources}
+    stored = {
+        model: known_names(stored_tensors(folder), wanted)
+        for model, folder in folders.items()
+    }
     plan: list[list[list[str]]] = []
     used: dict[str, set[str]] = {model: set() for model in folders}
     for weight in WEIGHTS:
@@ -204,6 +243,7 @@ def load_weights(
             parts = [read_tensor(files, stored[weight.model][name]) for name in names]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             placed = whole.to(device=device, dtype=weight.dtype, copy=True)
+            check_offsets(weight.name, placed)
             made.append(stored_by_columns(placed))
         values.append(made[0] if weight.layers is None else tuple(made))
     return Weights(*values)
