@@ -1,0 +1,68 @@
+"""The pipelines: names as the language has them, order checked before anything runs, options through the spec."""
+
+from __future__ import annotations
+
+import pytest
+
+from specc.diagnostics import DiagnosticError
+from specc.driver import lower_spec, run_passes
+from specc.passes import AVAILABLE, default_pipeline, pipeline_of
+from specc.program import BUFFERED, INDEX_SAFE, LAYER_MAJOR, TREE_MASKED
+from specc.spec import LoadedSpec, loads
+from specc.spec.names import PASS_NAMES
+
+TEXT = """
+specc: 1
+name: small
+target:
+  family: llama
+  config: {num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 32, vocab_size: 31}
+draft: {method: prompt_lookup, tree: dynamic, top_k: 2, num_steps: 2, num_speculative_tokens: 4}
+runtime: {max_sequence_length: 32, dtype: float64}
+"""
+
+
+def spec(more: str = "") -> LoadedSpec:
+    return loads(TEXT + more)
+
+
+def test_every_pass_has_a_name_of_the_language() -> None:
+    assert set(AVAILABLE) <= set(PASS_NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(set(PASS_NAMES) - set(AVAILABLE)))
+def test_passes_of_later_versions_are_refused_with_a_code(name: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        pipeline_of(spec(f"passes: [{name}]\n").spec)
+    assert [item.code for item in caught.value.diagnostics] == ["SPC251"]
+
+
+def test_deferral_stands_in_the_default_pipeline_only_where_the_spec_defers() -> None:
+    names = [
+        [item.name for item in default_pipeline(spec(text).spec).passes]
+        for text in ("", "commit: {update: deferred}\n")
+    ]
+    assert "fuse-deferred-state-update" not in names[0]
+    assert [name for name in names[1] if name != "fuse-deferred-state-update"] == names[0]
+
+
+def test_a_wrong_order_is_refused_and_the_remedy_names_the_pass() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        pipeline_of(spec("passes: [layer-major, rewrite-negative-indices, insert-tree-masks]\n").spec)
+    text = caught.value.diagnostics[0].render()
+    assert "SPC250" in text
+    assert "put `rewrite-negative-indices` before it" in text
+
+
+def test_a_chosen_pipeline_runs_and_establishes_what_its_passes_promise() -> None:
+    loaded = spec("passes: [rewrite-negative-indices, {insert-tree-masks: {}}, layer-major]\n")
+    program = run_passes(loaded, lower_spec(loaded)).program
+    assert {INDEX_SAFE, TREE_MASKED, LAYER_MAJOR} <= program.properties
+    assert BUFFERED not in program.properties
+
+
+def test_an_unknown_option_is_refused_with_those_the_pass_has() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        pipeline_of(spec("passes: [{rewrite-negative-indices: {mask_pading: true}}]\n").spec)
+    assert "SPC252" in caught.value.diagnostics[0].render()
+    assert "mask_padding" in caught.value.diagnostics[0].render()
