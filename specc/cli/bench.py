@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import argparse
 
-from specc.cli.common import add_json, not_built
+from specc.cli.common import add_json
+from specc.diagnostics import DiagnosticError, error
+
+NAMES = ("demo", "parity", "cpu-speed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the benchmark")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its own options")
+    parser.add_argument("name", metavar="NAME", help=f"the benchmark: {', '.join(NAMES)}")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its own options (--help lists them)")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    raise not_built(f"the benchmark `{args.name}`")
+    if args.name not in NAMES:
+        known = ", ".join(NAMES)
+        raise DiagnosticError([error("SPC290", f"there is no benchmark `{args.name}`", help=f"there are {known}")])
+    if args.name == "demo":
+        from specc.bench.demo import main
+    elif args.name == "parity":
+        from specc.bench.parity import main
+    else:
+        from specc.bench.cpu_speed import main
+    return main(args.arguments)

@@ -189,3 +189,10 @@ def test_a_closed_pipe_ends_quietly() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "SPC00"
     assert done.stderr == ""
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "speeed"]) == 2
+    text = capsys.readouterr().err
+    assert "SPC290" in text
+    assert "cpu-speed" in text
