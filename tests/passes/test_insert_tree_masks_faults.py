@@ -1,4 +1,5 @@
-"""insert-tree-masks and layer-major: faults planted into their results are seen by comparing with naive decoding."""
+"""insert-tree-masks and layer-major: faults planted into their results are seen by comparing with naive decoding, and
+row numbers that only look like those of the pattern are left alone."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch.fx import GraphModule, Node
 from specc.ir import ops
 from specc.ir.clone import clone
 from specc.ir.edit import Editor, finish, modules
+from specc.passes.insert_tree_masks import insert_tree_masks
 from specc.program import DecodeProgram
 from specc.testing import DraftBatch, make_tree
 from tests.passes.tree_programs import (
@@ -125,3 +127,54 @@ def test_planted_faults_are_seen_by_the_comparison(fault: Callable[[GraphModule]
     after = verified(with_verify(finish(module)), BRANCHED, SMALL, weights_of(SMALL))
     with pytest.raises(AssertionError, match=r"logits|candidate"):
         assert_same(before, after)
+
+
+# Row numbers: a wrap-around written out is seen through, and what is nearly one is not.
+
+
+def _wrapped(module: GraphModule, size: int, bar: int = 0) -> GraphModule:
+    """Every row number i of the naive verify as where(i < bar, i + size, i)."""
+    made: dict[Node, Node] = {}
+    for read in calls(module, aten.index.Tensor):
+        owner = read.graph.owning_module
+        assert owner is not None
+        editor, (batch, place) = Editor(owner, "edit"), read.args[1]
+        if place not in made:
+            with editor.before(read):
+                below = editor.call(aten.lt.Scalar, place, bar)
+                made[place] = editor.call(aten.where.self, below, editor.call(aten.add.Tensor, place, size), place)
+        read.args = (read.args[0], [batch, made[place]])
+    return finish(module)
+
+
+def test_a_wrap_around_that_is_written_out_is_seen_through() -> None:
+    naive = naive_program(SMALL).graphs["verify"]
+    made, notes = insert_tree_masks(_wrapped(clone(naive), SMALL.nodes + 1), "verify")
+    assert [note.fired for note in notes] == [True]
+    before, after = (verified(with_verify(module), BRANCHED, SMALL, weights_of(SMALL)) for module in (naive, made))
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("size", "bar", "reason"),
+    [
+        (SMALL.nodes, 0, "wraps negative rows by 5, the table has 6 rows"),
+        (SMALL.nodes + 1, -1, "the attention's mask is not `path >= 0`"),
+    ],
+)
+def test_what_is_no_wrap_around_is_left_alone(size: int, bar: int, reason: str) -> None:
+    module = _wrapped(clone(naive_program(SMALL).graphs["verify"]), size, bar)
+    made, notes = insert_tree_masks(module, "verify")
+    assert made is module
+    assert [note.fired for note in notes] == [False]
+    assert reason in notes[0].message
+
+
+def test_a_shift_times_a_factor_is_no_shift() -> None:
+    """i + 1 and i + 2 * 1 are calls of one op, and only the first is the row of node i."""
+    module = clone(staged(SMALL)["rewrite-negative-indices"].program.graphs["verify"])
+    one(module, ops.tree_attention).args[4].args[1][1].kwargs = {"alpha": 2}
+    module = finish(module)
+    made, notes = insert_tree_masks(module, "verify")
+    assert made is module
+    assert [note.fired for note in notes] == [False]

@@ -309,6 +309,25 @@ def test_numbers_counted_from_another_start_stay_so() -> None:
     assert not torch.allclose(first["k_candidate"], unshifted["k_candidate"])
 
 
+def test_a_number_spread_over_wider_rows_is_every_tokens_own() -> None:
+    small = CHAINS[0]
+    module = clone(naive_program(small).graphs["verify"])
+    editor, depth = _editor(module, aten.full_like.default)
+    with editor.before(depth):
+        wide = editor.call(aten.unsqueeze.default, depth.args[0], -1)
+    depth.args = (wide, depth.args[1])
+    depth.meta["val"] = wide.meta["val"]
+    _wrap(module, aten.full_like.default, lambda editor, node: editor.call(aten.squeeze.dim, node, -1))
+    made, notes = layer_major(finish(module))
+    assert notes[0].fired
+    state, inputs = state_of(naive_program(small), [5, 0]), {"tokens": torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 1]])}
+    first, second = (
+        run(naive_program(small).with_graphs(verify=graph), "verify", state, weights_of(small), inputs)
+        for graph in (naive_program(small).graphs["verify"], made)
+    )
+    assert_same(first, second)
+
+
 def test_both_passes_work_on_a_graph_module_alone() -> None:
     first, _ = insert_tree_masks(naive_program(SMALL).graphs["verify"])
     made, notes = layer_major(first)

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from specc.diagnostics import DiagnosticError
 from specc.ir.clone import clone
 from specc.ir.edit import finish, modules
-from specc.ir.interpreter import Event, IndexRangeError, init_state, run_step
+from specc.ir.interpreter import Event, IndexRangeError, Poison, init_state, run_step
 from specc.ir.port import ValueRange
 from specc.ir.printer import fingerprint
 from specc.lower.assemble import lower
@@ -132,8 +132,9 @@ def test_verify_keeps_every_bit_and_no_index_is_out_of_range(size: tuple[int, in
 
 def test_the_dummy_row_is_poisoned_and_the_mask_is_what_hides_it() -> None:
     before, after, weights = programs(5, 4, 2)
-    marked = {node.name for node in after.graphs["verify"].graph.nodes if "poison" in node.meta}
-    assert marked == {"k_table", "v_table"}
+    nodes = after.graphs["verify"].graph.nodes
+    marked = {node.name: node.meta["poison"] for node in nodes if "poison" in node.meta}
+    assert marked == dict.fromkeys(("k_table", "v_table"), Poison(dim=2, start=0, stop=1))
     unmasked = _edited(after, lambda item: _rewire(item, "own_valid", aten.ge.Scalar, ("own_path", -1)))
     expected = verify(before, weights, BRANCHED)
     poisoned = verify(unmasked, weights, BRANCHED, poison=True)

@@ -236,6 +236,15 @@ def test_an_index_past_the_table_is_refused(tracer: Callable[..., GraphModule], 
     assert f"[{low}, {high}]" in finding.message
 
 
+def test_an_index_that_is_bounded_on_one_side_alone_is_not_an_unknown_one() -> None:
+    def rows_from_zero(table: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return table[place.clamp(min=0)]
+
+    with pytest.raises(DiagnosticError) as caught:
+        rewrite(traced, rows_from_zero, {"table": logits_table()[0], "place": torch.tensor([3, -1])}, {})
+    assert [finding.code for finding in caught.value.diagnostics] == ["SPC321"]
+
+
 @pytest.mark.parametrize("tracer", TRACERS)
 def test_an_undeclared_index_is_refused(tracer: Callable[..., GraphModule]) -> None:
     finding = refused(tracer, WRAPS["logits by retrieve indices"], {})

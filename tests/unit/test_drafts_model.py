@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from specc.ir import ops
+from specc.lower.drafts.static import Shape
+from specc.lower.sampling import DRAFT_DRAW
 from specc.spec.model import Spec
 from specc.testing import DraftTree, dynamic_tree, static_tree
 from tests.unit.decoding_fixtures import (
@@ -27,8 +30,19 @@ PROMPTS = [[3, 1, 4, 1, 5, 9], [2], [6, 5, 3]]
 CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
 MODEL = {"method": "draft_model", "config": SIZES}
 HEAD = {"method": "eagle3", "aux_hidden_state_layer_ids": [0, 1], "aux_hidden_state_of": "output"}
+SMALL_HEAD = HEAD | {"config": {"draft_vocab_size": 17}}
 SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"tree": "chain", "num_speculative_tokens": 4},
+    "chain above a threshold": {
+        "tree": "chain",
+        "num_speculative_tokens": 4,
+        "prune": {"min_path_log_prob": -1.5},
+    },
+    "chain within a margin": {
+        "tree": "chain",
+        "num_speculative_tokens": 4,
+        "prune": {"path_log_prob_margin": 1.0},
+    },
     "one token": {"tree": "chain", "num_speculative_tokens": 1},
     "dynamic": {"tree": "dynamic", "num_speculative_tokens": 7, "num_steps": 3, "top_k": 3},
     "one level": {"tree": "dynamic", "num_speculative_tokens": 3, "num_steps": 1, "top_k": 3},
@@ -38,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_speculative_tokens": 8,
         "num_steps": 3,
         "top_k": 3,
-        "prune": {"path_log_prob_margin": 2.0, "min_path_log_prob": -4.0},
+        "prune": {"path_log_prob_margin": 2.0, "min_path_log_prob": -2.3},
     },
     "static": {"tree": "static", "choices": CHOICES},
     "chain of ranks": {"tree": "static", "choices": [[1], [1, 0], [1, 0, 2]]},
@@ -124,6 +138,47 @@ def test_a_model_drafts_the_reference_tree_at_every_step(shape: str) -> None:
     for row, prompt in enumerate(PROMPTS):
         text = decoding.texts[row]
         assert text == plain_greedy(target, geometry, prompt, len(text) - len(prompt))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("shape", ["chain", "one token", "static"])
+def test_drawn_children_come_from_the_random_numbers_of_their_place(shape: str, method: str) -> None:
+    """Gumbel-top-k (Kool et al. 2019) with the numbers of the row's key, the position of the drawn tokens and the
+    number of their parent, so that a run can be repeated and no number is used twice."""
+    temperature = 2.0
+    sampled = {"accept": {"method": "rejection", "rule": "true_q"}, "sampling": {"temperature": temperature}}
+    spec = small_spec((MODEL if method == "draft_model" else SMALL_HEAD) | SHAPES[shape], **sampled)
+    target = target_weights(spec)
+    own = perturbed(target, 0.15) if method == "draft_model" else head_weights(spec)
+    decoding = Decoding.start(spec, {**target, **prefixed(own)}, PROMPTS, rng=torch.tensor([3, -4, 11]))
+    for _ in range(3):
+        texts = [list(text) for text in decoding.texts]
+        draft, _ = decoding.step()
+        for row, text in enumerate(texts):
+            drafter = (
+                model_drafter(own, spec.target.geometry, text)
+                if method == "draft_model"
+                else head_drafter(spec, own, target, text)
+            )
+            tree, paths = drafted(draft, row), {0: ()}
+            for node in range(spec.num_nodes):
+                kids = [kid for kid in range(1, spec.num_nodes) if tree.parent[kid] == node]
+                paths |= {kid: (*paths[node], tree.tokens[kid]) for kid in kids}
+                law = (torch.tensor(drafter(paths[node]), dtype=torch.float64) / temperature).softmax(-1)
+                (ids,) = torch.nonzero(law, as_tuple=True)
+                place = torch.tensor([[len(text) + len(paths[node])]]), torch.tensor([[DRAFT_DRAW + node]])
+                uniform = ops.counter_uniform_rows(decoding.state["rng"][row : row + 1], *place, len(ids))[0, 0]
+                best = ids[(law[ids].log() - (-uniform.log()).log()).topk(max(len(kids), 1)).indices].tolist()
+                assert [tree.tokens[kid] for kid in kids] == best[: len(kids)]
+                torch.testing.assert_close(draft["q_probs"][row, node], law if kids else torch.zeros_like(law))
+
+
+@pytest.mark.parametrize(
+    "choices", [((0,), (0, 0, 0)), ((0,), (1, 0)), ((0,), (0,))], ids=["a level missing", "no parent", "twice"]
+)
+def test_rank_paths_that_are_no_tree_are_refused(choices: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="distinct rank paths, each with its prefixes"):
+        Shape.of(choices)
 
 
 @pytest.mark.parametrize("draft_vocabulary", [31, 17])
