@@ -7,8 +7,6 @@ checks that `changed` tells the truth (I28).
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import ClassVar
 from specc.diagnostics import Diagnostic, DiagnosticError, Span, error
 from specc.ir.printer import fingerprint, print_program
 from specc.ir.verifier import verify
+from specc.output import make_folder, write_text
 from specc.program import BUFFERED, DEFERRED, INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram
 
 ALL_PROPERTIES = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR, DEFERRED, BUFFERED})
@@ -233,12 +232,5 @@ def _changed_error(item: Pass, changed: bool) -> Diagnostic:
 def _dump(ctx: PassContext, number: int, name: str, program: DecodeProgram) -> None:
     if ctx.dump is None:
         return
-    ctx.dump.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=ctx.dump, prefix=".dump-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(print_program(program))
-        os.replace(temporary, ctx.dump / f"{number:02d}-{name}.ir")
-    except OSError:
-        os.unlink(temporary)
-        raise
+    make_folder(ctx.dump)
+    write_text(ctx.dump / f"{number:02d}-{name}.ir", print_program(program))

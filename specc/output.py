@@ -8,28 +8,60 @@ from pathlib import Path
 
 from specc.diagnostics import DiagnosticError, error
 
+CHECK = "check the folder and its permissions"
+
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to a temporary file beside `path`, then rename it; a kill leaves the old file or the new one.
 
-    Raises DiagnosticError (SPC460) where the folder is missing or can't be written to.
+    A link is followed. Raises DiagnosticError (SPC460) where the folder is missing or can't be written to, and where
+    `path` is something else than a file: a rename would put a file in the place of /dev/null.
     """
+    check_output(path)
+    target = Path(os.path.realpath(path))
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as reason:
-        raise _refused(path, reason) from reason
+        raise cannot_write(path, str(reason.strerror)) from reason
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as reason:
         os.unlink(temporary)
-        raise _refused(path, reason) from reason
+        raise cannot_write(path, str(reason.strerror)) from reason
+    except BaseException:
+        os.unlink(temporary)  # an interrupt, or text that UTF-8 can't hold
+        raise
 
 
-def _refused(path: Path, reason: OSError) -> DiagnosticError:
-    message = f"can't write `{path}`: {reason.strerror}"
-    return DiagnosticError([error("SPC460", message, help="check the folder and its permissions")])
+def check_output(path: Path) -> None:
+    """Refuse (SPC460) what can be seen to be no place for a file, before the work whose result goes there."""
+    try:
+        folder = Path(os.path.realpath(path)).parent
+        if path.exists() and not path.is_file():
+            raise cannot_write(path, "it is a folder" if path.is_dir() else "it is not a regular file")
+        if not folder.is_dir():
+            raise cannot_write(path, f"{folder} is not a folder" if folder.exists() else "there is no such folder")
+    except OSError as reason:
+        raise cannot_write(path, str(reason.strerror)) from reason
+    if not os.access(folder, os.W_OK):
+        raise cannot_write(path, "the folder can't be written to")
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder for results unless it exists. Raises DiagnosticError (SPC460)."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as reason:
+        raise cannot_write(path, "it is a file, not a folder", "name a folder, or one that can be created") from reason
+    except OSError as reason:
+        raise cannot_write(path, str(reason.strerror)) from reason
+
+
+def cannot_write(path: Path | str, reason: str, remedy: str = CHECK) -> DiagnosticError:
+    """SPC460."""
+    return DiagnosticError([error("SPC460", f"can't write `{path}`: {reason}", help=remedy)])

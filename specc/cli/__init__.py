@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
@@ -40,6 +42,18 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. SystemExit is raised by argparse only (usage, --help)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _prepare_streams()
+    boundary = Boundary(words)
+    with boundary:
+        try:
+            boundary.exit_code = _run(words, boundary)
+        finally:
+            sys.stdout.flush()  # here, where errors are still caught
+    return boundary.exit_code
+
+
+def _run(words: Sequence[str], boundary: Boundary) -> int:
+    """Parse and run, and tell `boundary` what a report of an error needs."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name not in COMMANDS or words[0] != name:
         _top_parser().parse_args(words)
@@ -48,10 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"specc {name}", description=COMMANDS[name])
     command.add_arguments(parser)
     args = parser.parse_args(words[1:])
-    boundary = Boundary(words, getattr(args, "spec", None), as_json=getattr(args, "json", False))
-    with boundary:
-        boundary.exit_code = command.run(args)
-    return boundary.exit_code
+    boundary.spec, boundary.as_json = getattr(args, "spec", None), getattr(args, "json", False)
+    return command.run(args)
+
+
+def _prepare_streams() -> None:
+    """What a stream can't show (`…` in ASCII, a file name that is not UTF-8) is escaped; a closed one takes nothing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import keyword
+import sys
 from pathlib import Path
 
 from specc.cli.common import add_json, add_spec, add_target, load_supported
+
+HIDING = sys.stdlib_module_names | {"specc", "torch"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     loaded = load_supported(args)
-    from specc.driver import compile_spec
-    from specc.output import write_text
+    from specc.output import check_output, make_folder, write_text
 
-    output: Path = args.output or Path(loaded.spec.name.replace("-", "_") + ".py")
+    output = args.output if args.output is not None else _default_output(loaded.spec.name)
+    check_output(output)
+    _refuse_the_spec(output, args.spec)
+    if args.dump is not None:
+        make_folder(args.dump)
+    from specc.driver import compile_spec
+
     done = compile_spec(loaded, args.target, dump=args.dump, verify=not args.no_verify)
     write_text(output, done.source)
     seconds = {record.name: record.seconds + record.check_seconds for record in done.passes.records}
@@ -43,3 +52,22 @@ def run(args: argparse.Namespace) -> int:
         f"wrote {output} ({len(done.source.splitlines())} lines); passes that changed the program: {', '.join(changed)}"
     )
     return 0
+
+
+def _default_output(name: str) -> Path:
+    """NAME.py; refused (SPC460) if nobody could import it, or if it would be imported in place of another module."""
+    from specc.output import cannot_write
+
+    stem = name.replace("-", "_")
+    if keyword.iskeyword(stem) or stem in HIDING:
+        reason = "no module can have this name" if keyword.iskeyword(stem) else f"it would hide the module `{stem}`"
+        raise cannot_write(f"{stem}.py", reason, "give another file with -o, or change the spec's `name`")
+    return Path(f"{stem}.py")
+
+
+def _refuse_the_spec(output: Path, spec: Path) -> None:
+    """Refuse (SPC460) to write the module over its own spec."""
+    from specc.output import cannot_write
+
+    if output.exists() and output.samefile(spec):
+        raise cannot_write(output, "it is the spec", "give another file with -o")

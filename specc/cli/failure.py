@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from specc import __version__
-from specc.diagnostics import DiagnosticError, error, render_json, render_text
+from specc.diagnostics import Diagnostic, DiagnosticError, error, render_json, render_text
 
 FINE = 0
 CHECK_FAILED = 1
@@ -20,6 +21,7 @@ INPUT_WRONG = 2
 INTERNAL = 3
 INTERRUPTED = 130
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 MAX_SPEC_CHARACTERS = 64 * 1024
 
 
@@ -42,17 +44,20 @@ class Boundary:
             return False
         if isinstance(problem, DiagnosticError):
             self.exit_code = INPUT_WRONG
-            if self.as_json:
-                print(render_json(problem.diagnostics))
-            else:
-                print(render_text(problem.diagnostics), file=sys.stderr)
+            self._say(problem.diagnostics)
+            return True
+        if isinstance(problem, OSError) and problem.errno in NO_ROOM:
+            self.exit_code = INPUT_WRONG
+            if problem.filename is None:
+                discard_output()  # it may be standard output that has no room
+            where = problem.filename or "standard output"
+            self._say([error("SPC460", f"can't write `{where}`: {problem.strerror}", help="make room on the disk")])
             return True
         if isinstance(problem, KeyboardInterrupt):
             self.exit_code = INTERRUPTED
             return True
         if isinstance(problem, BrokenPipeError):
-            # The reader has gone (`specc show … | head`); Python would complain again when flushing at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()  # the reader has gone (`specc show … | head`)
             self.exit_code = CHECK_FAILED
             return True
         if not isinstance(problem, Exception):
@@ -68,10 +73,21 @@ class Boundary:
             f"internal error: {type(problem).__name__}: {problem}",
             help=f"this is a fault of the compiler; please report it with the file\n{path}",
         )
-        if self.as_json:
-            print(render_json([finding]))
-        else:
-            print(render_text([finding]), file=sys.stderr)
+        self._say([finding])
+
+    def _say(self, findings: Sequence[Diagnostic]) -> None:
+        if not self.as_json:
+            print(render_text(findings), file=sys.stderr)
+            return
+        try:
+            print(render_json(findings), flush=True)
+        except OSError:
+            discard_output()  # nobody reads it
+
+
+def discard_output() -> None:
+    """Send standard output nowhere: Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def bundle_text(problem: Exception, words: Sequence[str], spec: object) -> str:

@@ -45,19 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specc.runtime.prompts import DEMO_PROMPTS, Prompt, load_prompts
+    from specc.runtime.prompts import DEMO_PROMPTS, load_prompts, one_prompt
 
     loaded = load_supported(args)
     if args.prompt is not None:
-        prompts = [Prompt("prompt", (args.prompt,))]
+        prompts = [one_prompt(args.prompt)]
     else:
         prompts = load_prompts(DEMO_PROMPTS if args.demo_prompts else args.prompts)
 
-    from specc.output import write_text
+    from specc.output import check_output, write_text
     from specc.runtime.run_report import RunView, progress_bars, run_json, summary
     from specc.runtime.session import Watcher, open_session, run_prompts
     from specc.runtime.trace import write_trace
 
+    for output in (args.trace, args.report):
+        if output is not None:
+            check_output(output)  # before the work, not after it
     bars = progress_bars(sys.stderr)
     with bars or nullcontext():
 

@@ -211,7 +211,9 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
     Code(
         "SPC460",
         "the output cannot be written",
-        "The folder of the output file is missing or not writable, or the disk is full. Nothing was written.",
+        "The folder of the output file is missing or not writable, the disk is full, or the output is a folder, a "
+        "device or the spec itself. `specc compile` also refuses to choose a name that Python can't import, or that "
+        "would be imported in place of another module (torch.py). Nothing was written.",
         "specc compile spec.yaml -o no-such-folder/module.py",
     ),
 )

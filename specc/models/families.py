@@ -61,7 +61,8 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
             raise _refused("SPC401", f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise _refused("SPC401", f"{folder} has no {name}") from None
+        help_text = "give a folder in the Hugging Face layout: config.json, *.safetensors, tokenizer.json"
+        raise DiagnosticError([error("SPC401", f"{folder} has no {name}", help=help_text)]) from None
     except (OSError, ValueError, RecursionError) as problem:
         raise _refused("SPC401", f"{path} cannot be read: {problem}") from None
     if not isinstance(config, dict):

@@ -58,6 +58,7 @@ def known_model(name: str) -> ModelSource:
         return MODELS[name]
     close = difflib.get_close_matches(name, MODELS, n=1)
     remedy = f"did you mean `{close[0]}`?" if close else f"known models: {', '.join(sorted(MODELS))}"
+    remedy += "; any other is given as a folder, with `specc run --model DIR`"
     raise DiagnosticError([error("SPC420", f"unknown model `{name}`", help=remedy)])
 
 

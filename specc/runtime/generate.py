@@ -53,7 +53,7 @@ def check_requests(requests: Sequence[Request], module: GeneratedModule) -> None
     for request in requests:
         name, count = request.name, len(request.ids)
         if not count:
-            found.append(error("SPC414", f"prompt `{name}` has no tokens"))
+            found.append(error("SPC414", f"prompt `{name}` has no tokens", help="give a text"))
         elif count >= capacity:
             message = f"prompt `{name}` has {count} tokens; runtime.max_sequence_length is {capacity}"
             found.append(error("SPC414", message, help="shorten the prompt, or raise runtime.max_sequence_length"))

@@ -34,7 +34,10 @@ def find_model(name: str) -> Path:
         raise DiagnosticError([error("SPC411", message, help=f"run: specc fetch {name}")])
     if "/" not in name and not folder.suffix:
         known_model(name)  # raises SPC420 with a suggestion
-    raise DiagnosticError([error("SPC401", f"the model folder {folder} does not exist")])
+    message = f"the model folder {folder} {'is a file' if folder.exists() else 'does not exist'}"
+    raise DiagnosticError(
+        [error("SPC401", message, help="give a folder in the Hugging Face layout, or a model's name")]
+    )
 
 
 def check_target(loaded: LoadedSpec, folder: Path) -> None:

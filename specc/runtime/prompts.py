@@ -14,6 +14,7 @@ from specc.runtime.tokenizer import Tokenizer, check_messages
 DEMO_PROMPTS = Path(__file__).with_name("demo_prompts.jsonl")
 MAX_BYTES = 64 << 20
 MAX_SHOWN = 20
+PROMPTS_HELP = "give a text file with one prompt per line, or a .jsonl file"
 EXPECTED = "expected one of `prompt`, `messages`, `turns` or `question`"
 
 
@@ -77,6 +78,18 @@ def load_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def one_prompt(text: str) -> Prompt:
+    """The prompt of the command line. Raises DiagnosticError: SPC452 if empty, SPC450 if it is not UTF-8."""
+    if not text:
+        raise DiagnosticError([error("SPC452", "the prompt is empty", help="give a text: --prompt TEXT")])
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        help_text = "give the text in UTF-8, or in a file with --prompts"
+        raise DiagnosticError([error("SPC450", "the prompt is not UTF-8 text", help=help_text)]) from None
+    return Prompt("prompt", (text,))
+
+
 def _lines(path: Path) -> list[str]:
     """Lines by newline only: other separators (U+2028) may stand inside a JSON text."""
     try:
@@ -84,9 +97,13 @@ def _lines(path: Path) -> list[str]:
             raise DiagnosticError([error("SPC450", f"{path} is larger than {MAX_BYTES} bytes")])
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
-        raise DiagnosticError([error("SPC450", f"{path} does not exist")]) from None
-    except (OSError, ValueError) as problem:
-        raise DiagnosticError([error("SPC450", f"{path} cannot be read: {problem}")]) from None
+        raise DiagnosticError([error("SPC450", f"{path} does not exist", help=PROMPTS_HELP)]) from None
+    except OSError as problem:
+        message = f"{path} cannot be read: {problem.strerror}"
+        raise DiagnosticError([error("SPC450", message, help=PROMPTS_HELP)]) from None
+    except ValueError as problem:
+        message = f"{path} is not UTF-8 text: {problem}"
+        raise DiagnosticError([error("SPC450", message, help="save the file as UTF-8")]) from None
 
 
 def _from_object(value: Any, default_name: str) -> Prompt:
