@@ -21,6 +21,8 @@ def load_peer(folder: Path) -> Any:
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model.eval()
+    # `generate` takes from here what its own configuration leaves open, and texts of a fixed length are compared.
+    model.generation_config.eos_token_id = None
     return model
 
 
