@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +77,26 @@ def test_causal_attention_forms_agree(case: dict[str, Any], offset: int) -> None
     first = min(offset, later["q"].shape[1] - 1)
     part = later | {"q": later["q"][:, first:], "positions": later["positions"][:, first:], "offset": first}
     close(KERNELS["causal_attention_cached"](**part), wanted[:, first:])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_only_fused_attention_is_pytorchs_fused_one(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are equal but for rounding, so what runs has to be seen."""
+    calls: list[str] = []
+    plain = F.scaled_dot_product_attention
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append("fused")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    row, cache, mask = torch.ones(1, 2, 2, 4), torch.ones(1, 8, 2, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
+    length, positions = torch.tensor([3]), torch.tensor([[3, 4]])
+    for forms in (REFERENCES, KERNELS):
+        forms["tree_attention_cached"](row, cache, cache, length, mask, positions, 0.5, 0, fused)
+        forms["tree_attention"](row, cache, cache, length, row, row, mask, positions, 0.5, 0, fused)
+        assert calls == ["fused", "fused"] * fused
+        calls.clear()
 
 
 @st.composite

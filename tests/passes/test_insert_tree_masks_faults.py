@@ -178,3 +178,46 @@ def test_a_shift_times_a_factor_is_no_shift() -> None:
     made, notes = insert_tree_masks(module, "verify")
     assert made is module
     assert [note.fired for note in notes] == [False]
+
+
+# Lanes of a path below 0 are masked, so that their row numbers don't matter, and no others do.
+LANES: dict[str, Callable[[Editor, Node], Node]] = {
+    "clamped": lambda editor, path: editor.call(aten.clamp_min.default, path, 0),
+    "where negative": lambda editor, path: editor.call(
+        aten.where.self, editor.call(aten.lt.Scalar, path, 0), editor.call(aten.zeros_like.default, path), path
+    ),
+    "where valid": lambda editor, path: editor.call(
+        aten.where.self, editor.call(aten.ge.Scalar, path, 0), path, editor.call(aten.zeros_like.default, path)
+    ),
+}
+OTHER_LANES: dict[str, Callable[[Editor, Node], Node]] = {
+    "clamped to 1": lambda editor, path: editor.call(aten.clamp_min.default, path, 1),
+    "where not above 0": lambda editor, path: editor.call(
+        aten.where.self, editor.call(aten.lt.Scalar, path, 1), editor.call(aten.full_like.default, path, 3), path
+    ),
+}
+
+
+def _with_lanes(form: Callable[[Editor, Node], Node]) -> GraphModule:
+    """The naive verify that reads K and V along another form of the path."""
+    module = clone(naive_program(SMALL).graphs["verify"])
+    editor, attention = _body_of(module, ops.tree_attention)
+    squeezed = attention.args[4].args[1][1]
+    with editor.before(squeezed):
+        squeezed.args = (form(editor, squeezed.args[0]), 1)
+    return finish(module)
+
+
+@pytest.mark.parametrize("form", LANES)
+def test_what_masked_lanes_read_does_not_matter(form: str) -> None:
+    made, notes = insert_tree_masks(_with_lanes(LANES[form]), "verify")
+    assert [note.fired for note in notes] == [True]
+    naive = naive_program(SMALL).graphs["verify"]
+    before, after = (verified(with_verify(module), BRANCHED, SMALL, weights_of(SMALL)) for module in (naive, made))
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("form", OTHER_LANES)
+def test_what_other_lanes_read_does(form: str) -> None:
+    _, notes = insert_tree_masks(_with_lanes(OTHER_LANES[form]), "verify")
+    assert [note.fired for note in notes] == [False]

@@ -96,6 +96,17 @@ def test_a_table_that_is_read_whole_keeps_its_layout() -> None:
     assert_kept(depth_table(step), "reads it whole")
 
 
+def test_a_table_that_a_loop_slices_along_its_rows_keeps_its_layout() -> None:
+    def step(b: BodyBuilder) -> Node:
+        start = b.call(aten.zeros_like.default, b["parent"])
+        rows = BodyBuilder("token", carried={"total": start}, sliced={"row": b["table"]}, invariant={})
+        total = rows.call(aten.add.Tensor, rows["total"], rows["row"])
+        (total,) = rows.close(b, NODES + 1, [total], "rows_of_all")
+        return write_own(b, b.call(aten.add.Tensor, read_parent(b), total))
+
+    assert_kept(depth_table(step), "slices it along its rows")
+
+
 def test_a_table_that_leaves_the_graph_keeps_its_layout() -> None:
     assert_kept(depth_table(last=lambda b, table: table), "it leaves the graph")
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specc.ir.dims import BATCH
 from specc.ir.interpreter import init_state, run_step
 from specc.lower.assemble import lower
 from specc.program import DecodeProgram
@@ -40,6 +41,11 @@ def chain() -> DecodeProgram:
 @pytest.fixture(scope="module")
 def tree() -> DecodeProgram:
     return lower(small_spec(TREE, runtime=RUNTIME))
+
+
+def test_the_history_holds_a_text_of_full_length_and_no_more(chain: DecodeProgram) -> None:
+    capacity = chain.slots["k_cache"].shape[2]
+    assert chain.slots["history"].shape == (BATCH, capacity + 1)
 
 
 def draft(program: DecodeProgram, texts: Sequence[Sequence[int]], junk: int = 0) -> dict[str, torch.Tensor]:

@@ -126,9 +126,10 @@ def attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: 
     return weights @ values
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("window", [0, 2])
-def test_tree_attention_sees_the_prefix_and_the_masked_rows(window: int) -> None:
-    out = ops.tree_attention(Q, KC, VC, LENGTH, KN, VN, MASK, POSITIONS, 0.3, window)
+def test_tree_attention_sees_the_prefix_and_the_masked_rows(window: int, fused: bool) -> None:
+    out = ops.tree_attention(Q, KC, VC, LENGTH, KN, VN, MASK, POSITIONS, 0.3, window, fused)
     for b in range(B):
         for m in range(M):
             position, length = int(POSITIONS[b, m]), int(LENGTH[b])
