@@ -21,6 +21,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
+    "string_unicode": "text of whole characters (no lone surrogates)",
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",

@@ -76,3 +76,23 @@ def test_planned_decoder_writes_the_same_text_as_the_naive_one(draft: str, defer
     assert decoder.generate(PROMPTS, 20).tokens == expected.tokens
     assert decoder.generate(PROMPTS, 20, speculative=False).tokens == expected.tokens
     assert [decoder.generate([prompt], 20).tokens[0] for prompt in PROMPTS] == expected.tokens
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_step_that_was_cut_short_leaves_nothing_to_go_on_from(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state is changed in place: after Ctrl-C inside a step the decoder asks for a new start."""
+    program = planned(program_of("tree"), deferred=True)
+    module = load_text(generate(program))
+    decoder = module.Decoder(module.Weights(**weights_of(program)))
+    decoder.start([[1, 2, 3]], 8)
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run_decode" if plain else "run_verify", cut)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.plain_step() if plain else decoder.step()
+    with pytest.raises(RuntimeError, match="call start"):
+        decoder.step()
+    monkeypatch.undo()
+    assert len(decoder.generate([[1, 2, 3]], 8).tokens[0]) >= 1

@@ -54,7 +54,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("specc/lower/prefill.py", ("tests/unit/test_drafts_model.py",)),
     ("specc/lower/target.py", ("tests/passes/test_insert_tree_masks.py",)),
     ("specc/lower/drafts/*.py", ("tests/unit/test_drafts_*.py", "tests/unit/test_accept_law.py")),
-    ("specc/ir/ops/attention.py", ("tests/unit/test_ops.py",)),
+    ("specc/ir/ops/attention.py", ("tests/unit/test_ops.py", "tests/backends/test_transformers_parity.py")),
     ("specc/ir/ops/cache.py", ("tests/unit/test_ops.py",)),
     ("specc/ir/ops/draft.py", ("tests/unit/test_drafts_ops.py",)),
     ("specc/ir/ops/sampling.py", ("tests/unit/test_sampling.py", "tests/unit/test_accept_law.py")),

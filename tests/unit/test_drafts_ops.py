@@ -128,3 +128,11 @@ def test_the_new_ops_keep_their_declared_schemas_and_shapes() -> None:
     )
     for target, args in calls:
         torch.library.opcheck(target, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_packed_nodes_name_the_candidate_they_come_from() -> None:
+    chosen = torch.tensor([[True, False, True]])
+    token, parent = torch.tensor([[5, 6, 7]]), torch.tensor([[-1, -1, 0]])
+    packed = ops.pack_tree(chosen, token, parent, torch.zeros(1, 3), torch.tensor([9]), 5)
+    assert packed[0].tolist() == [[9, 5, 7, 0, 0]]
+    assert packed[4].tolist() == [[0, 1, 3, 0, 0]]

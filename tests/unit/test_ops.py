@@ -229,3 +229,17 @@ def test_sizes_come_from_the_tensor() -> None:
     made = ops.full_rows(KC, [3, -1, -2], 7, torch.int64)
     assert made.shape == (3, B, C)
     assert made.unique().tolist() == [7]
+
+
+def test_llama3_frequencies_are_blended_between_the_two_wavelengths() -> None:
+    """factor 8, low 1, high 4, original length 64: wavelengths below 16 stay, above 64 are stretched, between blend."""
+    positions = torch.ones(1, 1, dtype=torch.int64)
+    cos, sin = ops.rope_tables(positions, 16, 100.0, [8.0, 1.0, 4.0, 64.0], torch.float64)
+    plain = [100.0 ** (-2 * pair / 16) for pair in range(8)]
+    for pair, frequency in enumerate(plain):
+        wavelength = 2 * math.pi / frequency
+        smooth = min(max((64 / wavelength - 1) / 3, 0.0), 1.0)
+        wanted = (1 - smooth) * frequency / 8 + smooth * frequency
+        angle = math.atan2(float(sin[0, 0, pair]), float(cos[0, 0, pair]))
+        assert angle == pytest.approx(wanted, rel=1e-12)
+    assert 16 < 2 * math.pi / plain[4] < 64, "no pair is blended"

@@ -299,3 +299,10 @@ def test_a_loaded_spec_can_not_be_changed() -> None:
     loaded: LoadedSpec = loads(SPEC_START)
     with pytest.raises(ValueError, match="frozen"):
         loaded.spec.draft.top_k = 2  # type: ignore[misc]
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        loads('specc: 1\nname: half\ndescription: "\\ud800"\ntarget: {family: llama}\n')
+    assert "SPC022" in {item.code for item in caught.value.diagnostics}
+    assert all(item.render().encode() for item in caught.value.diagnostics)

@@ -180,6 +180,8 @@ class Decoder:
     def step(self) -> Step:
         """One speculative step: draft, verify, accept, commit."""
         weights, state = self.weights, self.state
+        # A step changes its state in place: one that is cut short leaves nothing to go on from.
+        self._state = None
         with torch.no_grad():
             times = [time.perf_counter()]
             state, draft = run_draft(weights, state)
@@ -211,9 +213,11 @@ class Decoder:
 
     def plain_step(self) -> list[list[int]]:
         """One step without drafts; returns the new token of every row that is not finished."""
+        weights, state = self.weights, self.state
+        self._state = None
         with torch.no_grad():
             # A speculative step before this one may have left its commit pending.
-            self._state, decoded = run_decode(self.weights, flush(self.state))
+            self._state, decoded = run_decode(weights, flush(state))
             pair = torch.stack((decoded.emitted, self._state.root_token)).tolist()
         return [[token] if count else [] for count, token in zip(*pair, strict=True)]
 
