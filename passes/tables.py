@@ -78,7 +78,7 @@ def token_offset(value: Value, argument: object, token: Scope) -> int | None:
     found = value.at(argument)
     if found.calls(operator.add, operator.sub):
         left, right = found.node.args
-        if isinstance(left, int):
+        if isinstance(left, int) and found.node.target is operator.add:
             left, right = right, left
         base = token_offset(found, left, token)
         if base is None or not isinstance(right, int):

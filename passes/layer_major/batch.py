@@ -104,7 +104,7 @@ class Batcher:
     def _number(self, node: Node) -> Index:
         """index + c, index - c."""
         left, right = node.args
-        if isinstance(left, int):
+        if isinstance(left, int) and node.target is operator.add:
             left, right = right, left
         value = self.env[left] if isinstance(left, Node) else None
         known = node.target in (operator.add, operator.sub)

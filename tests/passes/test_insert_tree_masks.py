@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -187,6 +188,14 @@ def _path_of_another_table(module: GraphModule) -> None:
             node.args = (node.args[0], 3)
 
 
+def _number_counted_down(module: GraphModule) -> None:
+    for node in calls(module, aten.full_like.default):
+        if isinstance(node.args[1], Node):
+            editor, _ = _body_of(module, node.target)
+            with editor.before(node):
+                node.args = (node.args[0], editor.call(operator.sub, 0, node.args[1]))
+
+
 def _stale_rows(module: GraphModule) -> None:
     _, attention = _body_of(module, ops.tree_attention)
     read = attention.args[4]
@@ -221,6 +230,7 @@ NEAR_MISSES: list[tuple[Callable[[GraphModule], None], str]] = [
     (_depth_grows_by_two, "is not the parent's depth + 1"),
     (_padding_under_the_root, "is not where(valid, parent, -1)"),
     (_path_of_another_table, "does not put the node's own number into its path"),
+    (_number_counted_down, "does not put the node's own number into its path"),
     (_stale_rows, "is not a table with the token's own row written into it"),
     (_rows_of_earlier_nodes_lost, "is not what the token loop carries on"),
     (_tables_change_places, "is not what the token loop carries on"),

@@ -309,6 +309,17 @@ def test_numbers_counted_from_another_start_stay_so() -> None:
     assert not torch.allclose(first["k_candidate"], unshifted["k_candidate"])
 
 
+def test_a_number_that_is_counted_down_is_refused() -> None:
+    module = clone(naive_program(CHAINS[0]).graphs["verify"])
+    editor, depth = _editor(module, aten.full_like.default)
+    with editor.before(depth):
+        number = editor.call(operator.sub, 9, depth.args[1])
+    depth.args = (depth.args[0], number)
+    _, notes = layer_major(finish(module))
+    assert [note.fired for note in notes] == [False]
+    assert "computes with the token's number in an unknown way" in notes[0].message
+
+
 def test_a_number_spread_over_wider_rows_is_every_tokens_own() -> None:
     small = CHAINS[0]
     module = clone(naive_program(small).graphs["verify"])
