@@ -127,6 +127,7 @@ def test_streams_that_are_closed_or_ascii() -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
 from specc.output import write_text
 def kill(*_, **__):
     os.kill(os.getpid(), signal.{signal})

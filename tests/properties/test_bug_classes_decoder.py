@@ -240,7 +240,7 @@ FAULTS: dict[str, tuple[Check, Edit]] = {
     ),
     "stale pending before a plain step": (
         partial(test_plain_and_speculative_steps_by_turns, "tree"),
-        swap("run_decode(self.weights, flush(self.state))", "run_decode(self.weights, self.state)"),
+        swap("run_decode(weights, flush(state))", "run_decode(weights, state)"),
     ),
     "plain steps do not count": (
         partial(test_plain_and_speculative_steps_by_turns, "tree"),
