@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from specc.backends.base import BACKENDS, ModuleInfo
 from specc.backends.reference import backend as _reference  # registers the target
 from specc.diagnostics import DiagnosticError, Span
-from specc.ir.printer import fingerprint as program_fingerprint
 from specc.lower.assemble import lower
 from specc.manager import PassContext, Pipeline, PipelineResult
 from specc.pass_options import to_options
@@ -66,8 +65,7 @@ def run_passes(
 ) -> PipelineResult:
     """The spec's pipeline on `program`, up to and including the pass `until`."""
     spans = spans_of(loaded)
-    pipeline = pipeline_of(loaded.spec, spans)
-    return pipeline.run(program, PassContext(verify, dump, target, spans), until=until)
+    return pipeline_of(loaded.spec, spans).run(program, PassContext(verify, dump, target, spans), until=until)
 
 
 def _pipeline_fingerprint(pipeline: Pipeline) -> str:
@@ -96,11 +94,4 @@ def compile_spec(
 
 def generate(loaded: LoadedSpec, program: DecodeProgram, target: str = "reference") -> str:
     """The module's source for a program at any stage of the pipeline."""
-    return BACKENDS[target].generate(replace(program), module_info(loaded))
-
-
-def stage_fingerprints(result: PipelineResult) -> dict[str, str]:
-    """Pass name -> fingerprint of its result, for manifests."""
-    return {record.name: record.fingerprint for record in result.records} | {
-        "final": program_fingerprint(result.program)
-    }
+    return BACKENDS[target].generate(program, module_info(loaded))
