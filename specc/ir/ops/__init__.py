@@ -5,8 +5,12 @@ from __future__ import annotations
 from specc.ir.ops.attention import ancestor_mask, causal_attention, rope, rope_tables, tree_attention
 from specc.ir.ops.buffer import append_rows_, causal_attention_cached, commit_path_, tree_attention_cached
 from specc.ir.ops.cache import append_rows, commit_path
-from specc.ir.ops.create import batch_index, full_rows, iota
+from specc.ir.ops.conv import conv_commit, short_conv, tree_conv
+from specc.ir.ops.create import batch_index, full_rows, iota, root_table
+from specc.ir.ops.delta import delta_rule, delta_rule_chunk, delta_rule_commit
+from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
+from specc.ir.ops.moe import moe
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
 
 __all__ = [
@@ -18,18 +22,29 @@ __all__ = [
     "causal_attention_cached",
     "commit_path",
     "commit_path_",
+    "conv_commit",
     "counter_uniform",
     "counter_uniform_rows",
+    "delta_rule",
+    "delta_rule_chunk",
+    "delta_rule_commit",
+    "delta_rule_verify",
+    "delta_rule_verify_pending",
+    "delta_rule_verify_states",
     "full_rows",
     "int_table",
     "iota",
+    "moe",
     "pack_tree",
+    "root_table",
     "rope",
     "rope_tables",
     "sample_index",
     "sampling_probs",
     "score_rank",
+    "short_conv",
     "stable_topk",
     "tree_attention",
     "tree_attention_cached",
+    "tree_conv",
 ]

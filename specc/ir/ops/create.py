@@ -36,3 +36,22 @@ def _resolve(like: torch.Tensor, shape: list[int]) -> list[int]:
 def full_rows(like: torch.Tensor, shape: list[int], value: float, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of one value; in `shape`, -1 stands for the batch like.shape[0] and -2 for like.shape[1]."""
     return torch.full(_resolve(like, shape), value, dtype=dtype, device=like.device)
+
+
+def _table_shape(committed: torch.Tensor, rows: int) -> list[int]:
+    shape = list(committed.shape)
+    return [*shape[:2], rows, *shape[2:]]
+
+
+@op(
+    "root_table(Tensor committed, int rows, int root) -> Tensor",
+    fake=lambda committed, rows, root: committed.new_empty(_table_shape(committed, rows)),
+)
+def root_table(committed: torch.Tensor, rows: int, root: int) -> torch.Tensor:
+    """Zeros [L,B,rows,...] with `committed` [L,B,...] in row `root` (-1: the last) of dim 2.
+
+    The table that a token loop fills with the nodes' states: the root context's row belongs to no node.
+    """
+    table = committed.new_zeros(_table_shape(committed, rows))
+    table[:, :, root] = committed
+    return table

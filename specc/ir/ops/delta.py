@@ -1,0 +1,110 @@
+"""The gated delta rule over a chain of tokens: step by step, and in chunks; and its commit from factors."""
+
+from __future__ import annotations
+
+import torch
+
+from specc.ir.op import IndexOperand, op
+from specc.ir.ops.delta_math import apply_factor, rows_of, step, take, unit, unit_lower_inverse
+
+_ROWS = "Tensor state, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta"
+
+
+def _chain_fake(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=state.dtype), state.new_empty(state.shape)
+
+
+@op(f"delta_rule({_ROWS}) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
+def delta_rule(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """T tokens one after the other: (o [B,T,HV,V] in v's dtype, u [B,T,HV,V] in the state's, state').
+
+    state [B,HV,V,K] (float32 or float64), q, k [B,T,H,K] raw (see `delta_math`), v [B,T,HV,V], g (log decay) and beta
+    [B,T,HV]. A token with g = beta = 0 leaves the state bit for bit as it is.
+    """
+    rows = rows_of(state, q, k, v, g, beta)
+    outputs, factors = [], []
+    for t in range(v.shape[1]):
+        o, u, state = step(state, rows.q[:, t], rows.k[:, t], rows.v[:, t], rows.g[:, t], rows.beta[:, t])
+        outputs.append(o)
+        factors.append(u)
+    return torch.stack(outputs, dim=1).to(v.dtype), torch.stack(factors, dim=1), state
+
+
+@op(f"delta_rule_chunk({_ROWS}, int chunk) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
+def delta_rule_chunk(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `delta_rule`, `chunk` tokens at a time in UT form (Yang et al., 2024, section 3.3): for prompts."""
+    rows = rows_of(state, q, k, v, g, beta)
+    outputs, factors = [], []
+    for first in range(0, v.shape[1], chunk):
+        part = slice(first, first + chunk)
+        queries, keys, values, rates = (x[:, part].transpose(1, 2) for x in (rows.q, rows.k, rows.v, rows.beta))
+        total = rows.g[:, part].transpose(1, 2).cumsum(-1)
+        lower = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=v.device).tril()
+        # -inf before exp: above the diagonal the exponents are positive and may overflow.
+        ratio = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
+        gram = keys @ keys.transpose(-1, -2)
+        inverse = unit_lower_inverse((rates.unsqueeze(-1) * ratio * gram).tril(-1))
+        decay = total.exp().unsqueeze(-1)
+        old = state.transpose(-1, -2)
+        u = inverse @ (rates.unsqueeze(-1) * (values - decay * (keys @ old)))
+        outputs.append((decay * (queries @ old) + (ratio * (queries @ keys.transpose(-1, -2))) @ u).transpose(1, 2))
+        factors.append(u.transpose(1, 2))
+        left = (total[..., -1:] - total).exp().unsqueeze(-1)
+        state = state * total[..., -1].exp()[..., None, None] + (left * u).transpose(-1, -2) @ keys
+    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(factors, dim=1), state
+
+
+@op(
+    "delta_rule_commit(Tensor state, Tensor k, Tensor u, Tensor g, Tensor path, Tensor count, str form) -> Tensor",
+    fake=lambda state, *_: state.new_empty(state.shape),
+    indices=(IndexOperand("path", "k", 1),),
+    meta={"identity_when_zero": "count"},
+)
+def delta_rule_commit(
+    state: torch.Tensor,
+    k: torch.Tensor,
+    u: torch.Tensor,
+    g: torch.Tensor,
+    path: torch.Tensor,
+    count: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    """The state after the nodes path[b, :count[b]] from their factors, without running the rule again.
+
+    state [B,HV,V,K]; factors of the nodes: raw k [B,N,H,K], u [B,N,HV,V], g [B,N,HV]; path int64 [B,P], count [B].
+    form "steps": e^g S + u k^T one by one, bit for bit what the rule itself does. form "rank_n": S* = e^{G_l} S +
+    sum_j e^{G_l - G_j} u_j k_j^T, one matmul (SpecLA, factor commit; design 04).
+    """
+    keys = unit(take(k, path), state.dtype, state.shape[1])
+    values, decays = take(u, path), take(g, path)
+    live = torch.arange(path.shape[1], device=path.device) < count.unsqueeze(1)
+    if form == "rank_n":
+        return rank_n_update(state, keys, values, decays, live)
+    for j in range(path.shape[1]):
+        after = apply_factor(state, keys[:, j], values[:, j], decays[:, j])
+        state = torch.where(live[:, j, None, None, None], after, state)
+    return state
+
+
+def rank_n_update(
+    state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, g: torch.Tensor, live: torch.Tensor
+) -> torch.Tensor:
+    """The closed form over rows in order: k [B,R,HV,K] normed, u [B,R,HV,V], g [B,R,HV], live bool [B,R] (a prefix)."""
+    shown = live.unsqueeze(-1)
+    total = torch.where(shown, g, torch.zeros_like(g)).cumsum(1)
+    last = total[:, -1:]
+    weighted = torch.where(shown.unsqueeze(-1), (last - total).exp().unsqueeze(-1) * u, torch.zeros_like(u))
+    keys = torch.where(shown.unsqueeze(-1), k, torch.zeros_like(k))
+    return state * last[:, 0].exp()[..., None, None] + torch.einsum("brhv,brhk->bhvk", weighted, keys)

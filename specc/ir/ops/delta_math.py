@@ -1,0 +1,87 @@
+"""The arithmetic of the gated delta rule that its ops share.
+
+State [B,HV,V,K] per value head: S' = e^g S, u = beta (v - S' k), S = S' + u k^T, o = S q (Yang et al., 2024, eq. 10;
+design 04). q and k are raw: their l2 norms (eps 1e-6 inside the sum) and the factor K^-0.5 on q belong to the rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of T tokens in the state's dtype, one head per value head.
+
+    q, k [B,T,HV,K], v [B,T,HV,V], g, beta [B,T,HV].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+
+
+def unit(x: torch.Tensor, dtype: torch.dtype, value_heads: int) -> torch.Tensor:
+    """x / sqrt(sum x^2 + eps) over the last dim, heads [.., H, K] repeated to [.., HV, K]."""
+    wide = x.to(dtype)
+    normed = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + EPS)
+    return normed.repeat_interleave(value_heads // x.shape[-2], dim=-2)
+
+
+def rows_of(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> Rows:
+    """Operands of an op, prepared."""
+    dtype, heads = state.dtype, state.shape[1]
+    scaled = unit(q, dtype, heads) * float(q.shape[-1]) ** -0.5
+    return Rows(scaled, unit(k, dtype, heads), v.to(dtype), g.to(dtype), beta.to(dtype))
+
+
+def step(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One token: state [..,V,K], q, k [..,K], v [..,V], g, beta [..] -> (o [..,V], u [..,V], state').
+
+    Products and sums over K per element, in one order, so that equal inputs give equal bits in every schedule that
+    goes token by token.
+    """
+    key = k.unsqueeze(-2)
+    decayed = state * g.exp()[..., None, None]
+    u = beta.unsqueeze(-1) * (v - (decayed * key).sum(-1))
+    after = decayed + u.unsqueeze(-1) * key
+    return (after * q.unsqueeze(-2)).sum(-1), u, after
+
+
+def apply_factor(state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The state update of `step` from its factors: e^g S + u k^T, in the same order of operations."""
+    return state * g.exp()[..., None, None] + u.unsqueeze(-1) * k.unsqueeze(-2)
+
+
+def take(rows: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+    """rows[b, path[b, j]]: [B,N,…] by [B,P] -> [B,P,…]."""
+    batch = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
+    return rows[batch, path]
+
+
+def unit_lower_inverse(a: torch.Tensor) -> torch.Tensor:
+    """(I + A)^-1 of a strictly lower triangular A [..,N,N], by block recursion with matmuls only.
+
+    X <- X - X (A o M_s) X for s = 1, 2, 4, …, where M_s keeps pairs of the same 2s-block with i in its upper and j in
+    its lower half. Stable where the product form of powers of A is not (repeated keys, beta near 2; design 04).
+    """
+    size = a.shape[-1]
+    place = torch.arange(size, device=a.device)
+    inverse = torch.eye(size, dtype=a.dtype, device=a.device).expand(a.shape)
+    half = 1
+    while half < size:
+        upper, block = (place // half) % 2 == 1, place // (2 * half)
+        pairs = (block.unsqueeze(1) == block) & upper.unsqueeze(1) & ~upper
+        inverse = inverse - inverse @ (a * pairs) @ inverse
+        half *= 2
+    return inverse
