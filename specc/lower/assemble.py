@@ -11,7 +11,7 @@ from specc.lower.commit import CommitConfig, lower_commit, lower_flush
 from specc.lower.config import AcceptConfig, DraftConfig
 from specc.lower.context import LowerContext
 from specc.lower.drafts import draft_info, draft_slots, draft_weights, lower_draft
-from specc.lower.from_spec import accept_config, commit_config, draft_config, program_attributes
+from specc.lower.from_spec import accept_config, commit_config, draft_config, program_attributes, state_commit_of
 from specc.lower.prefill import lower_decode, lower_prefill
 from specc.lower.transformer import ModelInfo
 from specc.lower.verify import lower_verify
@@ -37,6 +37,8 @@ def _context(spec: Spec, draft: DraftConfig) -> LowerContext:
     slots: dict[str, Slot] = declare.control_slots()
     slots |= declare.cache_slots(geometry, capacity, dtype)
     slots |= declare.candidate_slots(geometry, nodes, dtype)
+    state_dtype, state_commit = DTYPES[spec.runtime.state_dtype], state_commit_of(spec)
+    slots |= declare.recurrent_slots(geometry, nodes, dtype, state_dtype, state_commit)
     slots |= draft_slots(draft, capacity, spec.max_path, dtype)
     return LowerContext(
         slots=slots,
@@ -52,6 +54,8 @@ def _context(spec: Spec, draft: DraftConfig) -> LowerContext:
         aux_layers=tuple(spec.draft.aux_hidden_state_layer_ids) if draft.method == "eagle3" else (),
         aux_of=spec.draft.aux_hidden_state_of or "output",
         fused_attention=spec.verify.attention == "fused",
+        state_dtype=state_dtype,
+        state_commit=state_commit,
     )
 
 
@@ -70,7 +74,7 @@ def _graphs(
 
 
 def lower(spec: Spec) -> DecodeProgram:
-    """The naive program of a resolved spec of a transformer family.
+    """The naive program of a resolved spec.
 
     Keys whose machinery is missing must have been refused before (`specc.spec.unsupported`).
     """

@@ -16,6 +16,7 @@ from specc.lower.config import DraftConfig
 from specc.lower.context import LowerContext
 from specc.lower.drafts import commit_draft
 from specc.lower.layers import layer_map
+from specc.lower.stack import CANDIDATES, positions
 from specc.lower.step import StepBuilder
 
 aten = torch.ops.aten
@@ -32,7 +33,7 @@ class CommitConfig:
 def _commit_cache(
     b: StepBuilder, ctx: LowerContext, config: CommitConfig, name: str, length: Node, emitted: Node
 ) -> Node:
-    """The cache slot `name` ("k" or "v") with the accepted candidate rows, in every layer."""
+    """The cache slot `{name}_cache` (name: prefix and k or v) with the accepted candidate rows, in every layer."""
     sliced = {"cache": b.slot(f"{name}_cache"), "candidate": b.slot(f"{name}_candidate")}
     invariant = {"start": length, "count": emitted}
     make: Callable[[BodyBuilder], Node]
@@ -41,7 +42,7 @@ def _commit_cache(
         def make(n: BodyBuilder) -> Node:
             return n.call(ops.append_rows, n["cache"], n["candidate"], n["start"], n["count"])
     else:
-        invariant["path"] = b.input("path", (BATCH, ctx.max_path), torch.int64)
+        invariant["path"] = _path(b, ctx)
 
         def make(n: BodyBuilder) -> Node:
             return n.call(
@@ -51,8 +52,63 @@ def _commit_cache(
     return layer_map(b, ctx.target, sliced, invariant, make, f"{name}_commit")
 
 
+def _path(b: StepBuilder, ctx: LowerContext) -> Node:
+    return b.input("path", (BATCH, ctx.max_path), torch.int64)
+
+
+def _commit_states(b: StepBuilder, ctx: LowerContext, prefix: str, emitted: Node) -> None:
+    """Window and state of a position's recurrent layers, along the accepted path (I27)."""
+    path, length = _path(b, ctx), {"path": _path(b, ctx), "count": emitted}
+    rows = {"window": b.slot(f"{prefix}conv_window"), "rows": b.slot(f"{prefix}conv_candidate")}
+    window = layer_map(
+        b,
+        ctx.target,
+        rows,
+        length,
+        lambda n: n.call(ops.conv_commit, n["window"], n["rows"], n["path"], n["count"]),
+        f"{prefix}window_commit",
+    )
+    b.update(f"{prefix}conv_window", window)
+    if ctx.state_commit is None:
+        raise ValueError("a recurrent target has a `commit.state`")
+    sliced = {name: b.slot(prefix + name) for name in ("state", *CANDIDATES[ctx.state_commit])}
+    invariant = length | {"batch": b.call(ops.batch_index, path, name="batch")}
+    make = {"snapshots": _from_snapshots, "replay": _from_replay, "factors": _from_factors}[ctx.state_commit]
+    b.update(f"{prefix}state", layer_map(b, ctx.target, sliced, invariant, make, f"{prefix}state_commit"))
+
+
+def _from_snapshots(n: BodyBuilder) -> Node:
+    """The state of the last accepted node; a count of 0 reads place -1, whose value nobody uses."""
+    last = n.call(aten.sub.Tensor, n.call(aten.unsqueeze.default, n["count"], 1), 1, name="last")
+    node = n.call(aten.index.Tensor, n["path"], [n["batch"], last], name="last_node")
+    state = n.call(aten.squeeze.dim, n.call(aten.index.Tensor, n["state_candidate"], [n["batch"], node]), 1)
+    moved = n.call(aten.gt.Scalar, n["count"], 0)
+    for _ in range(3):
+        moved = n.call(aten.unsqueeze.default, moved, -1)
+    return n.call(aten.where.self, moved, state, n["state"], name="new_state")
+
+
+def _from_replay(n: BodyBuilder) -> Node:
+    """The rule once more along the accepted path; rows behind it are neutral (g = beta = 0)."""
+    k, v, g, beta = (
+        n.call(aten.index.Tensor, n[name], [n["batch"], n["path"]], name=f"path_{name}")
+        for name in CANDIDATES["replay"]
+    )
+    place = n.call(ops.iota, n["path"], -2)
+    live = n.call(aten.lt.Tensor, place, n.call(aten.unsqueeze.default, n["count"], 1))
+    shown, nothing = n.call(aten.unsqueeze.default, live, -1), n.call(aten.zeros_like.default, g)
+    g, beta = (n.call(aten.where.self, shown, value, nothing) for value in (g, beta))
+    return n.item(n.call(ops.delta_rule, n["state"], k, k, v, g, beta, name="replayed"), 2, "new_state")
+
+
+def _from_factors(n: BodyBuilder) -> Node:
+    """One rank-n update from the factors of the accepted nodes (SpecLA)."""
+    factors = (n["k_factor"], n["u_factor"], n["g_factor"])
+    return n.call(ops.delta_rule_commit, n["state"], *factors, n["path"], n["count"], "steps", name="new_state")
+
+
 def lower_commit(ctx: LowerContext, config: CommitConfig, draft: DraftConfig) -> GraphModule:
-    """commit(state, accepted) -> state: K and V rows along one path (I27), length, root, drafter inputs.
+    """commit(state, accepted) -> state: rows, windows and states along one path (I27), length, root, drafter inputs.
 
     A row that emitted nothing (finished) keeps its root and length; its candidate rows are dropped.
     """
@@ -63,8 +119,13 @@ def lower_commit(ctx: LowerContext, config: CommitConfig, draft: DraftConfig) ->
     stopped = b.input("stopped", (BATCH,), torch.bool)
     length = b.slot("length")
     with b.spec("commit.kv", "commit.fast_reorder"):
-        for name in ("k", "v"):
-            b.update(f"{name}_cache", _commit_cache(b, ctx, config, name, length, emitted))
+        for position in positions(ctx.target.geometry):
+            for name in () if position.recurrent else (f"{position.prefix}k", f"{position.prefix}v"):
+                b.update(f"{name}_cache", _commit_cache(b, ctx, config, name, length, emitted))
+    with b.spec("commit.state"):
+        for position in positions(ctx.target.geometry):
+            if position.recurrent:
+                _commit_states(b, ctx, position.prefix, emitted)
     b.update("length", b.call(aten.add.Tensor, length, emitted, name="new_length"))
     moved = b.call(aten.gt.Scalar, emitted, 0, name="moved")
     b.update("root_token", b.call(aten.where.self, moved, bonus, b.slot("root_token"), name="new_root"))
@@ -74,7 +135,7 @@ def lower_commit(ctx: LowerContext, config: CommitConfig, draft: DraftConfig) ->
     if ctx.aux_layers:
         width = len(ctx.aux_layers) * ctx.target.geometry.hidden_size
         features = b.input("features", (BATCH, ctx.nodes, width), ctx.dtype)
-        path = b.input("path", (BATCH, ctx.max_path), torch.int64)
+        path = _path(b, ctx)
     with b.spec("draft"):
         commit_draft(b, ctx, draft, path, tokens, emitted, features)
     return b.finish()

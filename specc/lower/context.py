@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specc.lower.stack import StateCommit, positions
 from specc.lower.transformer import ModelInfo
 from specc.program import Slot, Weight
 
@@ -17,7 +18,8 @@ class LowerContext:
 
     `nodes` counts the root (N); `max_path` is num_steps + 1, the rows of the longest accepted path with the
     root; `capacity` is max_sequence_length + N cache rows. `aux_layers` are 0-based layer numbers whose input
-    (`aux_of == "input"`) or output is recorded as features; empty when the drafter needs none.
+    (`aux_of == "input"`) or output is recorded as features; empty when the drafter needs none. `state_commit` is None
+    for targets without recurrent layers.
     """
 
     slots: Mapping[str, Slot]
@@ -33,3 +35,10 @@ class LowerContext:
     aux_layers: tuple[int, ...] = ()
     aux_of: str = "output"
     fused_attention: bool = True
+    state_dtype: torch.dtype = torch.float32
+    state_commit: StateCommit | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Whether some layer of the target has a KV cache."""
+        return any(not position.recurrent for position in positions(self.target.geometry))

@@ -8,9 +8,10 @@ import torch
 
 from specc.ir.dims import BATCH, CHUNK
 from specc.ir.port import ValueRange
+from specc.lower.stack import CANDIDATES, IN_MODEL_DTYPE, StateCommit, positions, row_shapes
 from specc.models.geometry import Geometry
 from specc.models.weights import WeightEntry, weight_table
-from specc.program import Slot, Weight
+from specc.program import Role, Slot, Weight
 
 INT = torch.int64
 
@@ -28,52 +29,88 @@ def draft_model_weights(geometry: Geometry, dtype: torch.dtype) -> dict[str, Wei
 def declare_weights(
     entries: tuple[WeightEntry, ...], layers: int, dtype: torch.dtype, prefix: str = ""
 ) -> dict[str, Weight]:
-    """Program weights for checkpoint entries; names with a prefix belong to the draft folder."""
+    """Program weights for the checkpoint entries of a model of `layers` decoder layers; names with a prefix belong to
+    the draft folder. A weight of one position of the period has as many tensors as the period has repetitions."""
     kinds = {"float": dtype, "int64": INT, "bool": torch.bool}
     return {
         prefix + entry.name: Weight(
             name=prefix + entry.name,
             shape=entry.shape,
             dtype=kinds[entry.kind],
-            sources=(entry.checkpoint_name,),
-            layers=layers if entry.per_layer else None,
+            sources=entry.sources,
+            layers=len(entry.layers(layers)) if entry.per_layer else None,
             model="draft" if prefix else "target",
+            first_layer=entry.first_layer,
+            layer_step=entry.layer_step,
+            experts=entry.experts,
         )
         for entry in entries
     }
 
 
 def cache_slots(geometry: Geometry, capacity: int, dtype: torch.dtype, prefix: str = "") -> dict[str, Slot]:
-    """Committed K and V rows [L,B,C,Hkv,D] of a model."""
-    shape = (geometry.num_hidden_layers, BATCH, capacity, geometry.num_key_value_heads, geometry.head_dim)
+    """Committed K and V rows [trips,B,C,Hkv,D] of a model's attention layers, by position of its period."""
     whose = "the drafter" if prefix else "the target"
-    return {
-        f"{prefix}{name}_cache": Slot(
-            f"{prefix}{name}_cache",
-            shape,
-            dtype,
-            "committed",
-            f"{name.upper()} rows of {whose}, per layer",
-            batch_dim=1,
-        )
-        for name in ("k", "v")
-    }
+    row = (capacity, geometry.num_key_value_heads, geometry.head_dim)
+    declared = [
+        _layered(f"{prefix}{position.prefix}{name}_cache", geometry, row, dtype, "committed", f"{what} of {whose}")
+        for position in positions(geometry)
+        if not position.recurrent
+        for name, what in (("k", "K rows"), ("v", "V rows"))
+    ]
+    return {slot.name: slot for slot in declared}
 
 
 def candidate_slots(geometry: Geometry, nodes: int, dtype: torch.dtype) -> dict[str, Slot]:
-    """K and V rows [L,B,N,Hkv,D] of the nodes verified last."""
-    shape = (geometry.num_hidden_layers, BATCH, nodes, geometry.num_key_value_heads, geometry.head_dim)
-    return {
-        f"{name}_candidate": Slot(
-            f"{name}_candidate",
-            shape,
-            dtype,
-            "candidate",
-            f"{name.upper()} rows of the nodes verified last",
-            batch_dim=1,
-        )
-        for name in ("k", "v")
-    }
+    """K and V rows [trips,B,N,Hkv,D] of the nodes verified last."""
+    row = (nodes, geometry.num_key_value_heads, geometry.head_dim)
+    declared = [
+        _layered(f"{position.prefix}{name}_candidate", geometry, row, dtype, "candidate", f"{what} {VERIFIED}")
+        for position in positions(geometry)
+        if not position.recurrent
+        for name, what in (("k", "K rows"), ("v", "V rows"))
+    ]
+    return {slot.name: slot for slot in declared}
+
+
+VERIFIED = "of the nodes verified last"
+DOCS = {
+    "state": "recurrent state of the committed tokens",
+    "conv_window": "last inputs of the convolution, oldest first",
+    "conv_candidate": f"inputs of the convolution {VERIFIED}",
+    "state_candidate": f"recurrent states {VERIFIED}",
+    "k_input": f"keys {VERIFIED}",
+    "v_input": f"values {VERIFIED}",
+    "g_input": f"log decays {VERIFIED}",
+    "beta_input": f"betas {VERIFIED}",
+    "k_factor": f"keys (before their norm) {VERIFIED}",
+    "u_factor": f"corrected values u {VERIFIED}",
+    "g_factor": f"log decays {VERIFIED}",
+}
+
+
+def recurrent_slots(
+    geometry: Geometry, nodes: int, dtype: torch.dtype, state_dtype: torch.dtype, commit: StateCommit | None
+) -> dict[str, Slot]:
+    """States and windows [trips,B,…], and per node [trips,B,N,…] what `commit.state` needs, by position."""
+    if geometry.delta is None or commit is None:
+        return {}
+    shapes = row_shapes(geometry.delta)
+    declared = []
+    for position in positions(geometry):
+        for name in ("state", "conv_window", "conv_candidate", *CANDIDATES[commit]) if position.recurrent else ():
+            committed = name in ("state", "conv_window")
+            row = shapes[name] if committed else (nodes, *shapes[name])
+            kept = dtype if name in IN_MODEL_DTYPE else state_dtype
+            role: Role = "committed" if committed else "candidate"
+            declared.append(_layered(position.prefix + name, geometry, row, kept, role, DOCS[name]))
+    return {slot.name: slot for slot in declared}
+
+
+def _layered(name: str, geometry: Geometry, row: tuple[int, ...], dtype: torch.dtype, role: Role, doc: str) -> Slot:
+    """A slot [trips,B,…] that exists once per layer."""
+    trips = geometry.num_hidden_layers // geometry.period
+    return Slot(name, (trips, BATCH, *row), dtype, role, f"{doc}, per layer", batch_dim=1)
 
 
 def control_slots() -> dict[str, Slot]:

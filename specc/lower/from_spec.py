@@ -6,6 +6,7 @@ from typing import Any
 
 from specc.lower.commit import CommitConfig
 from specc.lower.config import AcceptConfig, DraftConfig
+from specc.lower.stack import StateCommit
 from specc.spec.model import Spec
 
 
@@ -30,6 +31,13 @@ def commit_config(spec: Spec) -> CommitConfig:
     chain = spec.is_chain and spec.commit.update == "immediate"
     kv = spec.commit.kv or ("length" if chain else "path_index")
     return CommitConfig(kv=kv, fast_reorder=spec.commit.fast_reorder)
+
+
+def state_commit_of(spec: Spec) -> StateCommit | None:
+    """`commit.state`; None for a target without recurrent layers."""
+    if not spec.target.geometry.recurrent:
+        return None
+    return spec.commit.state or "factors"
 
 
 def draft_config(spec: Spec) -> DraftConfig:

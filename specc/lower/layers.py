@@ -22,7 +22,7 @@ def layer_map(
 ) -> Node:
     """A loop over layers with one stacked result and nothing carried."""
     body = BodyBuilder("layer", carried={}, sliced=sliced, invariant=invariant, keys=b.keys)
-    return body.close(b, model.geometry.num_hidden_layers, [make(body)], f"{name}_layers")[0]
+    return body.close(b, model.trips, [make(body)], f"{name}_layers")[0]
 
 
 def append_layers(

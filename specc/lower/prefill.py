@@ -11,7 +11,9 @@ from specc.lower.config import AcceptConfig, DraftConfig
 from specc.lower.context import LowerContext
 from specc.lower.drafts import draft_prefill
 from specc.lower.layers import append_layers
+from specc.lower.mixers import RECURRENT
 from specc.lower.sampling import pick_token
+from specc.lower.stack import positions
 from specc.lower.step import StepBuilder
 from specc.lower.target import TokenRows, token_loop
 from specc.lower.verify import head
@@ -35,13 +37,27 @@ def _is_stop(b: StepBuilder, token: Node, accept: AcceptConfig) -> Node:
 
 
 def _append(b: StepBuilder, ctx: LowerContext, rows: TokenRows, count: Node) -> tuple[Node, Node]:
-    """Appends K/V rows to the caches and advances the length; returns the old and the new length."""
+    """Commits every token: K/V rows are appended, states and windows replaced; returns the old and the new length."""
     length = b.slot("length")
-    for cache, table in (("k_cache", rows.k_rows), ("v_cache", rows.v_rows)):
-        b.update(cache, append_layers(b, ctx.target, b.slot(cache), table, length, count, cache))
+    for position in positions(ctx.target.geometry):
+        names = [position.prefix + name for name in (RECURRENT if position.recurrent else ("k_cache", "v_cache"))]
+        for name in names:
+            if position.recurrent:
+                b.update(name, rows.tables[name])
+                continue
+            table = rows.tables[name.replace("_cache", "_table")]
+            b.update(name, append_layers(b, ctx.target, b.slot(name), table, length, count, name))
     after = b.call(aten.add.Tensor, length, count, name="new_length")
     b.update("length", after)
     return length, after
+
+
+def _live_tokens(b: StepBuilder, ctx: LowerContext, ids: Node, lengths: Node) -> Node | None:
+    """bool [B,T]: tokens below lengths [B]; nothing where no layer recurs."""
+    if not ctx.target.geometry.recurrent:
+        return None
+    column = b.call(ops.iota, ids, -2, name="column")
+    return b.call(aten.lt.Tensor, column, b.call(aten.unsqueeze.default, lengths, 1), name="live_tokens")
 
 
 def lower_prefill(ctx: LowerContext, accept: AcceptConfig, draft: DraftConfig) -> GraphModule:
@@ -53,7 +69,7 @@ def lower_prefill(ctx: LowerContext, accept: AcceptConfig, draft: DraftConfig) -
     b = StepBuilder(ctx.slots, ctx.weights, ("target", "runtime"))
     ids = b.input("input_ids", (BATCH, CHUNK), torch.int64)
     lengths = b.input("lengths", (BATCH,), torch.int64)
-    rows = token_loop(b, ctx, ctx.target, ids, None, None, trip=None)
+    rows = token_loop(b, ctx, ids, live=_live_tokens(b, ctx, ids, lengths), trip=None)
     hidden = _last_hidden(b, rows.hidden, ids, lengths)
     logits = b.call(aten.squeeze.dim, head(b, ctx.target, hidden, "last_logits"), 1, name="logits")
     before, after = _append(b, ctx, rows, lengths)
@@ -84,7 +100,9 @@ def lower_decode(ctx: LowerContext, accept: AcceptConfig) -> GraphModule:
     allowed = b.call(aten.logical_and.default, b.call(aten.gt.Scalar, remaining, 0), room)
     live = b.call(aten.logical_and.default, b.call(aten.logical_not.default, finished), allowed, name="live")
     count = b.call(aten._to_copy.default, live, dtype=torch.int64, name="count")
-    rows = token_loop(b, ctx, ctx.target, tokens, None, None, trip=1)
+    recurs = ctx.target.geometry.recurrent
+    alive = b.call(aten.unsqueeze.default, live, 1, name="live_token") if recurs else None
+    rows = token_loop(b, ctx, tokens, live=alive, trip=1)
     logits = b.call(aten.squeeze.dim, head(b, ctx.target, rows.hidden, "row_logits"), 1, name="logits")
     _, after = _append(b, ctx, rows, count)
     picked = pick_token(b, accept, logits, after)

@@ -16,14 +16,22 @@ def _chain_fake(
     return v.new_empty(v.shape), v.new_empty(v.shape, dtype=state.dtype), state.new_empty(state.shape)
 
 
-@op(f"delta_rule({_ROWS}) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
+@op(f"delta_rule({_ROWS}, Tensor? ancestors=None) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
 def delta_rule(
-    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    ancestors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """T tokens one after the other: (o [B,T,HV,V] in v's dtype, u [B,T,HV,V] in the state's, state').
 
     state [B,HV,V,K] (float32 or float64), q, k [B,T,H,K] raw (see `delta_math`), v [B,T,HV,V], g (log decay) and beta
-    [B,T,HV]. A token with g = beta = 0 leaves the state bit for bit as it is.
+    [B,T,HV]. A token with g = beta = 0 leaves the state bit for bit as it is. `ancestors` bool [B,T,N]: where `state` is that of a
+    tree node's parent, the node's row of the ancestor mask. It changes nothing here; it is what layer-major needs to
+    compute all nodes at once (insert-tree-masks puts it there).
     """
     rows = rows_of(state, q, k, v, g, beta)
     outputs, factors = [], []
