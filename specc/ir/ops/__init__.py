@@ -8,6 +8,12 @@ from specc.ir.ops.cache import append_rows, commit_path
 from specc.ir.ops.conv import conv_commit, short_conv, tree_conv
 from specc.ir.ops.create import batch_index, full_rows, iota, root_table
 from specc.ir.ops.delta import delta_rule, delta_rule_chunk, delta_rule_commit
+from specc.ir.ops.delta_buffer import (
+    delta_rule_,
+    delta_rule_chunk_,
+    delta_rule_commit_,
+    delta_rule_verify_pending_,
+)
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
 from specc.ir.ops.moe import moe
@@ -26,10 +32,14 @@ __all__ = [
     "counter_uniform",
     "counter_uniform_rows",
     "delta_rule",
+    "delta_rule_",
     "delta_rule_chunk",
+    "delta_rule_chunk_",
     "delta_rule_commit",
+    "delta_rule_commit_",
     "delta_rule_verify",
     "delta_rule_verify_pending",
+    "delta_rule_verify_pending_",
     "delta_rule_verify_states",
     "full_rows",
     "int_table",

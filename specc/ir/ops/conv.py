@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from specc.ir.op import IndexOperand, op
 
 
 def _taps(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(sum over taps): rows [B,T,W,C] (oldest first), weight [C,1,W] -> [B,T,C].
+    """silu(sum over taps): rows [B,T,W,C] (oldest first), weight [C,1,W] -> [B,T,C], in float32 at least.
 
-    One multiply-add per tap in a fixed order, so that a token's result does not depend on how many there are.
+    One multiply-add per tap in a fixed order, and SiLU spelled out: torch's own rounds an element differently in the
+    vectorised part of a tensor and in its tail. So a token's result does not depend on how many there are.
     """
-    total = rows[:, :, 0] * weight[:, 0, 0]
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    inputs, taps = rows.to(wide), weight.to(wide)
+    total = inputs[:, :, 0] * taps[:, 0, 0]
     for tap in range(1, weight.shape[2]):
-        total = total + rows[:, :, tap] * weight[:, 0, tap]
-    return F.silu(total if bias is None else total + bias)
+        total = total + inputs[:, :, tap] * taps[:, 0, tap]
+    if bias is not None:
+        total = total + bias.to(wide)
+    return (total / (1 + (-total).exp())).to(rows.dtype)
 
 
 def _short_conv_fake(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from specc.ir.op import IndexOperand, op
-from specc.ir.ops.delta_math import apply_factor, rows_of, step, take, unit, unit_lower_inverse
+from specc.ir.ops.delta_math import apply_steps, rows_of, step, take, unit, unit_lower_inverse, weighted_factors
+from specc.ir.traffic import counted, load_state, store_state
 
 _ROWS = "Tensor state, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta"
 
@@ -17,6 +18,7 @@ def _chain_fake(
 
 
 @op(f"delta_rule({_ROWS}, Tensor? ancestors=None) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
+@counted
 def delta_rule(
     state: torch.Tensor,
     q: torch.Tensor,
@@ -29,20 +31,22 @@ def delta_rule(
     """T tokens one after the other: (o [B,T,HV,V] in v's dtype, u [B,T,HV,V] in the state's, state').
 
     state [B,HV,V,K] (float32 or float64), q, k [B,T,H,K] raw (see `delta_math`), v [B,T,HV,V], g (log decay) and beta
-    [B,T,HV]. A token with g = beta = 0 leaves the state bit for bit as it is. `ancestors` bool [B,T,N]: where `state` is that of a
+    [B,T,HV]. A token with g = beta = 0 leaves the state as it is. `ancestors` bool [B,T,N]: where `state` is that of a
     tree node's parent, the node's row of the ancestor mask. It changes nothing here; it is what layer-major needs to
     compute all nodes at once (insert-tree-masks puts it there).
     """
     rows = rows_of(state, q, k, v, g, beta)
+    state = load_state(state)
     outputs, factors = [], []
     for t in range(v.shape[1]):
         o, u, state = step(state, rows.q[:, t], rows.k[:, t], rows.v[:, t], rows.g[:, t], rows.beta[:, t])
         outputs.append(o)
         factors.append(u)
-    return torch.stack(outputs, dim=1).to(v.dtype), torch.stack(factors, dim=1), state
+    return torch.stack(outputs, dim=1).to(v.dtype), torch.stack(factors, dim=1), store_state(state)
 
 
 @op(f"delta_rule_chunk({_ROWS}, int chunk) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
+@counted
 def delta_rule_chunk(
     state: torch.Tensor,
     q: torch.Tensor,
@@ -54,6 +58,7 @@ def delta_rule_chunk(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `delta_rule`, `chunk` tokens at a time in UT form (Yang et al., 2024, section 3.3): for prompts."""
     rows = rows_of(state, q, k, v, g, beta)
+    state = load_state(state)
     outputs, factors = [], []
     for first in range(0, v.shape[1], chunk):
         part = slice(first, first + chunk)
@@ -71,7 +76,7 @@ def delta_rule_chunk(
         factors.append(u.transpose(1, 2))
         left = (total[..., -1:] - total).exp().unsqueeze(-1)
         state = state * total[..., -1].exp()[..., None, None] + (left * u).transpose(-1, -2) @ keys
-    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(factors, dim=1), state
+    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(factors, dim=1), store_state(state)
 
 
 @op(
@@ -80,6 +85,7 @@ def delta_rule_chunk(
     indices=(IndexOperand("path", "k", 1),),
     meta={"identity_when_zero": "count"},
 )
+@counted
 def delta_rule_commit(
     state: torch.Tensor,
     k: torch.Tensor,
@@ -95,24 +101,15 @@ def delta_rule_commit(
     form "steps": e^g S + u k^T one by one, bit for bit what the rule itself does. form "rank_n": S* = e^{G_l} S +
     sum_j e^{G_l - G_j} u_j k_j^T, one matmul (SpecLA, factor commit; design 04).
     """
-    keys = unit(take(k, path), state.dtype, state.shape[1])
-    values, decays = take(u, path), take(g, path)
-    live = torch.arange(path.shape[1], device=path.device) < count.unsqueeze(1)
+    rows = torch.nonzero(count > 0).flatten()
+    after = state.clone()
+    path, tile = path[rows], load_state(state[rows])
+    keys = unit(take(k[rows], path), state.dtype, state.shape[1])
+    values, decays = take(u[rows], path), take(g[rows], path)
+    live = torch.arange(path.shape[1], device=path.device) < count[rows].unsqueeze(1)
     if form == "rank_n":
-        return rank_n_update(state, keys, values, decays, live)
-    for j in range(path.shape[1]):
-        after = apply_factor(state, keys[:, j], values[:, j], decays[:, j])
-        state = torch.where(live[:, j, None, None, None], after, state)
-    return state
-
-
-def rank_n_update(
-    state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, g: torch.Tensor, live: torch.Tensor
-) -> torch.Tensor:
-    """The closed form over rows in order: k [B,R,HV,K] normed, u [B,R,HV,V], g [B,R,HV], live bool [B,R] (a prefix)."""
-    shown = live.unsqueeze(-1)
-    total = torch.where(shown, g, torch.zeros_like(g)).cumsum(1)
-    last = total[:, -1:]
-    weighted = torch.where(shown.unsqueeze(-1), (last - total).exp().unsqueeze(-1) * u, torch.zeros_like(u))
-    keys = torch.where(shown.unsqueeze(-1), k, torch.zeros_like(k))
-    return state * last[:, 0].exp()[..., None, None] + torch.einsum("brhv,brhk->bhvk", weighted, keys)
+        tile = weighted_factors(keys, values, decays, live).fold(tile)
+    else:
+        tile = apply_steps(tile, keys, values, decays, live)
+    after[rows] = store_state(tile)
+    return after

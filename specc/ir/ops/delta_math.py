@@ -63,6 +63,48 @@ def apply_factor(state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, g: torch
     return state * g.exp()[..., None, None] + u.unsqueeze(-1) * k.unsqueeze(-2)
 
 
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Factors of R rows that are applied together, relative to the state behind them.
+
+    k [B,R,HV,K] normed, u [B,R,HV,V] already weighted by e^{G - G_j} (both zero where a row does not count), and
+    decay [B,HV] = e^G, with G the sum of g over the rows that count.
+    """
+
+    k: torch.Tensor
+    u: torch.Tensor
+    decay: torch.Tensor
+
+    def fold(self, state: torch.Tensor) -> torch.Tensor:
+        """e^G S0 + sum_j e^{G - G_j} u_j k_j^T."""
+        return state * self.decay[..., None, None] + torch.einsum("brhv,brhk->bhvk", self.u, self.k)
+
+    def read(self, state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What `fold(state)` gives for x [B,HV,N,K], without making it: e^G S0 x + sum_j e^{G - G_j} (k_j . x) u_j."""
+        old = self.decay[..., None, None] * (x @ state.transpose(-1, -2))
+        return old + (x @ self.k.permute(0, 2, 3, 1)) @ self.u.transpose(1, 2)
+
+
+def weighted_factors(k: torch.Tensor, u: torch.Tensor, g: torch.Tensor, live: torch.Tensor) -> Factors:
+    """Factors of the rows with `live` bool [B,R], a prefix; whatever the others hold (NaN too) has no effect."""
+    shown = live.unsqueeze(-1)
+    total = torch.where(shown, g, torch.zeros_like(g)).cumsum(1)
+    weight = (total[:, -1:] - total).exp().unsqueeze(-1)
+    shown = shown.unsqueeze(-1)
+    keys = torch.where(shown, k, torch.zeros_like(k))
+    return Factors(keys, torch.where(shown, weight * u, torch.zeros_like(u)), total[:, -1].exp())
+
+
+def apply_steps(
+    state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, g: torch.Tensor, live: torch.Tensor
+) -> torch.Tensor:
+    """The state after the rows with `live` bool [B,R] (a prefix), one by one: k [B,R,HV,K] normed, u [B,R,HV,V]."""
+    for j in range(k.shape[1]):
+        after = apply_factor(state, k[:, j], u[:, j], g[:, j])
+        state = torch.where(live[:, j, None, None, None], after, state)
+    return state
+
+
 def take(rows: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
     """rows[b, path[b, j]]: [B,N,…] by [B,P] -> [B,P,…]."""
     batch = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from specc.ir.op import IndexOperand, op
-from specc.ir.ops.delta import rank_n_update
-from specc.ir.ops.delta_math import apply_factor, rows_of, take, unit
-from specc.ir.ops.delta_schedules import SCHEDULES, Tree, chain_tree
+from specc.ir.ops.delta_math import apply_steps, rows_of, take, unit, weighted_factors
+from specc.ir.ops.delta_schedules import SCHEDULES, Start, Tree, chain_tree
+from specc.ir.traffic import counted, load_state, store_state
 
 _ROWS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? parent_row, Tensor? mask, str schedule"
 _INDICES = (IndexOperand("parent_row", "parent_row", 1, slack=1),)
@@ -26,6 +26,7 @@ def _verify_fake(
 
 
 @op(f"delta_rule_verify(Tensor state, {_ROWS}) -> (Tensor, Tensor)", fake=_verify_fake, indices=_INDICES)
+@counted
 def delta_rule_verify(
     state: torch.Tensor,
     q: torch.Tensor,
@@ -44,7 +45,7 @@ def delta_rule_verify(
     travel (`delta_schedules`); "unscheduled" before select-schedule.
     """
     rows = rows_of(state, q, k, v, g, beta)
-    o, u, _ = SCHEDULES[schedule](state, rows, _tree(v, parent_row, mask))
+    o, u, _ = SCHEDULES[schedule](Start(load_state(state)), rows, _tree(v, parent_row, mask), False)
     return o.to(v.dtype), u
 
 
@@ -60,6 +61,7 @@ def _states_fake(
     fake=_states_fake,
     indices=_INDICES,
 )
+@counted
 def delta_rule_verify_states(
     state: torch.Tensor,
     q: torch.Tensor,
@@ -73,7 +75,8 @@ def delta_rule_verify_states(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`delta_rule_verify` that also returns every node's state [B,N,HV,V,K] (`commit.state: snapshots`)."""
     rows = rows_of(state, q, k, v, g, beta)
-    o, u, states = SCHEDULES[schedule](state, rows, _tree(v, parent_row, mask))
+    o, u, states = SCHEDULES[schedule](Start(load_state(state)), rows, _tree(v, parent_row, mask), True)
+    assert states is not None
     return o.to(v.dtype), u, states
 
 
@@ -101,6 +104,7 @@ def _pending_fake(
     fake=_pending_fake,
     indices=(*_INDICES, IndexOperand("path", "pending_k", 1)),
 )
+@counted
 def delta_rule_verify_pending(
     state: torch.Tensor,
     pending_k: torch.Tensor,
@@ -122,23 +126,25 @@ def delta_rule_verify_pending(
     """`delta_rule_verify` on a state with factors pending: (state', o, u).
 
     Pending: raw k [B,R,H,K], u [B,R,HV,V], g [B,R,HV], of which the first count[b] along path[b] (None: in order) are
-    to be applied. Sequences with count >= max(window, 1) are folded, state' has their factors; in the others state' is
-    `state` and the factors act on the verified nodes only (windowed deferral: the state is read, not written).
+    to be applied; what the others hold has no effect. Sequences with count >= max(window, 1) are due: state' has their
+    factors. In the others state' is `state`, and the factors act on the verified nodes only (windowed deferral: the
+    state is read, not written) - as further ancestors in the tree schedule, else on the working tile. `form` says how
+    factors are folded, as in `delta_rule_commit`.
     """
     if path is None:
         path = torch.arange(pending_k.shape[1], device=state.device).expand(state.shape[0], -1)
     keys = unit(take(pending_k, path), state.dtype, state.shape[1])
     values, decays = take(pending_u, path), take(pending_g, path)
     live = torch.arange(path.shape[1], device=state.device) < count.unsqueeze(1)
-    current = state
-    if form == "rank_n":
-        current = rank_n_update(state, keys, values, decays, live)
-    else:
-        for j in range(path.shape[1]):
-            after = apply_factor(current, keys[:, j], values[:, j], decays[:, j])
-            current = torch.where(live[:, j, None, None, None], after, current)
     due = count >= max(window, 1)
-    folded = torch.where(due[:, None, None, None], current, state)
-    rows = rows_of(state, q, k, v, g, beta)
-    o, u, _ = SCHEDULES[schedule](current, rows, _tree(v, parent_row, mask))
-    return folded, o.to(v.dtype), u
+    tile = load_state(state)
+    factors = weighted_factors(keys, values, decays, live)
+    folded = factors.fold(tile) if form == "rank_n" else apply_steps(tile, keys, values, decays, live)
+    after = state.clone()
+    after[due] = store_state(folded[due])
+    if schedule == "tree":
+        start = Start(after, weighted_factors(keys, values, decays, live & ~due.unsqueeze(1)))
+    else:
+        start = Start(torch.where((count > 0)[:, None, None, None], folded, tile))
+    o, u, _ = SCHEDULES[schedule](start, rows_of(state, q, k, v, g, beta), _tree(v, parent_row, mask), False)
+    return after, o.to(v.dtype), u
