@@ -44,8 +44,10 @@ class Slot:
 class Weight:
     """One weight of the program.
 
-    `sources` are checkpoint tensor names (with `{layer}` where `layers` is not None), concatenated along dim 0
-    in that order (one source, unless a pass fused projections). `model` is "target" or "draft": which folder.
+    `sources` are checkpoint tensor names, concatenated along dim 0 in that order. Where `layers` is not None there are
+    that many tensors, and `{layer}` stands for decoder layer first_layer + i * layer_step in tensor i (a stack whose
+    layers repeat with a period has one weight per position). With `experts` > 0 every tensor is the concatenation over
+    all experts, `{expert}` in the names: expert 0's sources, then expert 1's. `model` says which folder.
     """
 
     name: str
@@ -54,6 +56,18 @@ class Weight:
     sources: tuple[str, ...]
     layers: int | None = None
     model: Literal["target", "draft"] = "target"
+    first_layer: int = 0
+    layer_step: int = 1
+    experts: int = 0
+
+    def tensor_names(self, index: int = 0) -> tuple[str, ...]:
+        """The checkpoint tensors that tensor `index` of the weight is made of, in order."""
+        layer = str(self.first_layer + index * self.layer_step)
+        return tuple(
+            source.replace("{layer}", layer).replace("{expert}", str(expert))
+            for expert in range(max(self.experts, 1))
+            for source in self.sources
+        )
 
 
 @dataclass(frozen=True, slots=True)

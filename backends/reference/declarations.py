@@ -54,9 +54,16 @@ def weights_class(weights: Mapping[str, Weight]) -> str:
     for name, weight in weights.items():
         text = type_text(weight.shape, weight.dtype)
         many = weight.layers is not None
-        comment = f"{text}, {'per layer' if many else 'one'}: {', '.join(weight.sources)}"
+        comment = f"{text}, {_layers_text(weight) if many else 'one'}: {', '.join(weight.sources)}"
         fields.append((name, "tuple[Tensor, ...]" if many else "Tensor", comment))
     return named_tuple("Weights", "The model's weights.", fields)
+
+
+def _layers_text(weight: Weight) -> str:
+    """Which decoder layers have a tensor of the weight."""
+    if weight.first_layer == 0 and weight.layer_step == 1:
+        return "per layer"
+    return f"for every {weight.layer_step} layers from layer {weight.first_layer}"
 
 
 def state_class(program: DecodeProgram) -> str:
@@ -90,7 +97,10 @@ def tables(program: DecodeProgram) -> str:
     lines += ["}", "WEIGHTS: tuple[WeightLayout, ...] = ("]
     for weight in program.weights.values():
         row = (weight.name, weight.shape, weight.dtype, weight.sources, weight.layers, weight.model)
-        lines.append(f"{INDENT}WeightLayout({', '.join(literal(value) for value in row)}),")
+        fields = [literal(value) for value in row]
+        if weight.first_layer or weight.layer_step != 1 or weight.experts:
+            fields += [literal(value) for value in (weight.first_layer, weight.layer_step, weight.experts)]
+        lines.append(f"{INDENT}WeightLayout({', '.join(fields)}),")
     return "\n".join([*lines, ")"])
 
 

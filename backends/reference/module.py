@@ -43,7 +43,11 @@ class SlotLayout(NamedTuple):
 
 
 class WeightLayout(NamedTuple):
-    """A field of Weights: its tensors' shape and dtype, and where they come from."""
+    """A field of Weights: its tensors' shape and dtype, and where they come from.
+
+    Tensor i belongs to decoder layer first_layer + i * layer_step ({layer} in a source); a
+    tensor of experts is the sources of expert 0, then those of expert 1, and so on ({expert}).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -51,6 +55,9 @@ class WeightLayout(NamedTuple):
     sources: tuple[str, ...]
     layers: int | None
     model: str
+    first_layer: int = 0
+    layer_step: int = 1
+    experts: int = 0
 '''
 # Names that the printed part of a module defines.
 PROVIDED = (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specc.lower.drafts.state import head_geometry
 from specc.models.geometry import Geometry
 from specc.models.random_weights import random_weights
 from specc.models.weights import WeightEntry, eagle3_weight_table, weight_table
-from specc.program import DecodeProgram
+from specc.program import DecodeProgram, Weight
 from specc.spec import Spec
 
 NOISE = 0.12
@@ -45,16 +46,17 @@ def noisy_copy(target: Mapping[str, Value], layers: int, seed: int) -> dict[str,
 
 
 def _head_table(spec: Spec) -> tuple[tuple[WeightEntry, ...], Geometry]:
-    head, target = spec.eagle_geometry, spec.target.geometry
+    head = spec.eagle_geometry
     assert head is not None
+    own = head_geometry(head)
     table = eagle3_weight_table(
-        target,
+        own,
         draft_vocab_size=head.draft_vocab_size,
         target_vocab_size=head.vocab_size,
         target_hidden_size=head.target_hidden_size,
         num_aux_layers=head.num_aux_layers,
     )
-    return table, target
+    return table, own
 
 
 def head_weights(spec: Spec, seed: int) -> dict[str, Value]:
@@ -75,7 +77,11 @@ def logical_weights(spec: Spec, seed: int) -> dict[str, Value]:
     if spec.draft.method == "draft_model":
         geometry = spec.draft_geometry
         assert geometry is not None
-        made |= noisy_copy(made, geometry.num_hidden_layers, seed)
+        if spec.target.geometry.recurrent:
+            # No transformer is a copy of a recurrent target.
+            made |= {PREFIX + name: value for name, value in target_weights(geometry, seed + 1).items()}
+        else:
+            made |= noisy_copy(made, geometry.num_hidden_layers, seed)
     elif spec.draft.method == "eagle3":
         made |= head_weights(spec, seed)
     return made
@@ -96,17 +102,26 @@ class Layout(Protocol):
     def model(self) -> str:
         """ "target" or "draft"."""
 
+    @property
+    def first_layer(self) -> int:
+        """The decoder layer of the first tensor: its position in the period."""
+
 
 def program_weights(
     wanted: Mapping[str, Layout], naive: DecodeProgram, logical: Mapping[str, Value]
 ) -> dict[str, Value]:
     """The weights `wanted`: those of the naive program, concatenated along dim 0 where a pass fused them."""
-    by_source: dict[tuple[str, str], Value] = {
-        (weight.model, weight.sources[0]): logical[name] for name, weight in naive.weights.items()
+    by_source: dict[tuple[str, int, str], Weight] = {
+        (weight.model, weight.first_layer, weight.sources[0]): weight for weight in naive.weights.values()
     }
     made: dict[str, Value] = {}
     for name, weight in wanted.items():
-        parts: Sequence[Value] = [by_source[weight.model, source] for source in weight.sources]
+        parts: list[Value] = []
+        rest = weight.sources
+        while rest:
+            part = by_source[weight.model, weight.first_layer, rest[0]]
+            parts.append(logical[part.name])
+            rest = rest[len(part.sources) :]
         if weight.layers is None:
             made[name] = torch.cat([part for part in parts if isinstance(part, Tensor)])
         else:

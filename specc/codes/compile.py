@@ -37,7 +37,7 @@ target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64,
     Code(
         "SPC204",
         "a type that the backend does not compute in yet",
-        "The reference backend computes in float32 and float64.",
+        "The reference backend computes in float32 and float64, and keeps recurrent states in these.",
         SPEC_START + "runtime: {dtype: bfloat16}\n",
     ),
     Code(

@@ -14,6 +14,12 @@ name: demo
 target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64, num_heads: 2, head_dim: 32,
          vocab_size: 256}}
 """
+_HYBRID = """\
+specc: 1
+name: demo
+target: {family: qwen3_next, config: {num_hidden_layers: 4, hidden_size: 64, num_attention_heads: 4, vocab_size: 256,
+         intermediate_size: 128, head_dim: 16, KEYS}}
+"""
 _DRAFT_MODEL = (
     SPEC_START + "draft: {method: draft_model, config: {num_hidden_layers: 1, hidden_size: 32, "
     "num_attention_heads: 2,\n        intermediate_size: 64, "
@@ -57,8 +63,22 @@ MODEL_CODES: tuple[Code, ...] = (
     Code(
         "SPC105",
         "an odd head_dim",
-        "Rotary embeddings rotate pairs of values, so head_dim is even.",
+        "Rotary embeddings rotate pairs of values, so head_dim is even, and so is the part of it that "
+        "partial_rotary_factor leaves.",
         SPEC_START.replace("num_attention_heads: 4,", "num_attention_heads: 4, head_dim: 15,"),
+    ),
+    Code(
+        "SPC106",
+        "a list of layers that does not fit the layers",
+        "`layer_types` says of every layer whether it attends or is recurrent; `mlp_only_layers` holds 0-based layers.",
+        _HYBRID.replace("KEYS", "layer_types: [linear_attention, full_attention]"),
+    ),
+    Code(
+        "SPC107",
+        "more experts per token than experts",
+        "The router takes the num_experts_per_tok most probable of num_experts experts. Without experts "
+        "(num_experts 0) every layer has a dense MLP of intermediate_size.",
+        _HYBRID.replace("KEYS", "num_experts: 4, num_experts_per_tok: 5"),
     ),
     Code(
         "SPC120",
@@ -267,6 +287,13 @@ RULE_CODES: tuple[Code, ...] = (
         "Only factors (u, k, decay) can be kept pending and folded into the next verify; snapshots and replays are "
         "whole states.",
         _DELTANET + "commit: {state: replay, update: deferred}\n",
+    ),
+    Code(
+        "SPC143",
+        "a float64 model with a narrower state",
+        "float64 is for checking: every result must be exact to about 1e-15. A float32 or bfloat16 state would round "
+        "after every token. `runtime.state_dtype` follows `runtime.dtype` when it is left out.",
+        _DELTANET + "runtime: {dtype: float64, state_dtype: float32}\n",
     ),
     Code(
         "SPC160",

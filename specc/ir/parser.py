@@ -149,7 +149,8 @@ def _slot(reader: _IrReader, name: str) -> Slot:
 def _weight(reader: _IrReader, name: str) -> Weight:
     reader.expect(":")
     shape, dtype = reader.declared()
-    found = _options(reader, {"layers": (int,), "model": (str,), "sources": (list,)}, ("model", "sources"))
+    counts: dict[str, tuple[type, ...]] = dict.fromkeys(("layers", "first_layer", "layer_step", "experts"), (int,))
+    found = _options(reader, counts | {"model": (str,), "sources": (list,)}, ("model", "sources"))
     if found["model"] not in ("target", "draft") or not all(isinstance(item, str) for item in found["sources"]):
         reader.fail("SPC301", "a weight has model=target|draft and a list of source names")
     return Weight(name, shape, dtype, **(found | {"sources": tuple(found["sources"])}))

@@ -80,7 +80,16 @@ def _slot_text(slot: Slot) -> str:
 def _weight_text(weight: Weight) -> str:
     layers = "" if weight.layers is None else f" layers={weight.layers}"
     sources = literal_text(list(weight.sources))
-    return f"weight {word_text(weight.name)}: {_declared(weight)}{layers} model={weight.model} sources={sources}"
+    rest = "".join(
+        f" {key}={value}"
+        for key, value, usual in (
+            ("first_layer", weight.first_layer, 0),
+            ("layer_step", weight.layer_step, 1),
+            ("experts", weight.experts, 0),
+        )
+        if value != usual
+    )
+    return f"weight {word_text(weight.name)}: {_declared(weight)}{layers} model={weight.model} sources={sources}{rest}"
 
 
 def _declared(item: Slot | Weight) -> str:

@@ -36,14 +36,18 @@ ALLOWED_TYPES: Mapping[Kind, frozenset[str]] = {
 }
 # Buffers that old checkpoints store although they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+# Multi-token-prediction layers that hybrid checkpoints carry beside the model.
+IGNORED_PREFIXES = ("mtp.",)
 UNTIED_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Where one tensor of the table lies: `header` is None for an absent optional weight."""
+    """Where one part of a tensor of the table lies: `header` is None for an absent optional weight."""
 
     entry: WeightEntry
+    layer: int
+    shape: tuple[int, ...]
     stored_name: str
     header: TensorHeader | None
 
@@ -72,12 +76,17 @@ def load_checkpoint(
                 return tensor.to(device=device, dtype=torch.int64)
             return tensor.to(device) if item.entry.kind == "bool" else tensor.to(device=device, dtype=dtype)
 
-        collected: dict[str, list[torch.Tensor]] = {}
+        collected: dict[str, dict[int, list[torch.Tensor]]] = {}
         for item in wanted:
             if item.header is not None:
-                collected.setdefault(item.entry.name, []).append(read(item, item.header))
+                layers = collected.setdefault(item.entry.name, {})
+                layers.setdefault(item.layer, []).append(read(item, item.header))
+    whole = {
+        name: tuple(parts[0] if len(parts) == 1 else torch.cat(parts) for parts in layers.values())
+        for name, layers in collected.items()
+    }
     per_layer = {entry.name: entry.per_layer for entry in table}
-    return {name: tuple(found) if per_layer[name] else found[0] for name, found in collected.items()}
+    return {name: found if per_layer[name] else found[0] for name, found in whole.items()}
 
 
 def check_checkpoint(folder: Path, table: Sequence[WeightEntry], num_layers: int) -> list[_Wanted]:
@@ -171,19 +180,18 @@ def _match(
     missing: list[str] = []
     findings: list[Diagnostic] = []
     for entry in table:
-        aliases = entry.alias_names(num_layers)
-        for name, others in zip(entry.checkpoint_names(num_layers), aliases, strict=True):
-            stored = next((known for known in (name, *others) if known in headers), None)
+        for layer, part in ((number, part) for number in entry.layers(num_layers) for part in entry.parts(number)):
+            stored = next((known for known in (part.name, *part.aliases) if known in headers), None)
             if stored is None and not entry.optional:
-                missing.append(name)
+                missing.append(part.name)
             header = None if stored is None else headers[stored]
-            wanted.append(_Wanted(entry, stored or name, header))
+            wanted.append(_Wanted(entry, layer, part.shape, stored or part.name, header))
     for item in wanted:
         if item.header is None:
             continue
-        if item.header.shape != item.entry.shape:
+        if item.header.shape != item.shape:
             message = f"tensor `{item.stored_name}` has shape {_shape(item.header.shape)}"
-            expected = f"the spec's geometry gives {_shape(item.entry.shape)}"
+            expected = f"the spec's geometry gives {_shape(item.shape)}"
             findings.append(error("SPC408", f"{message}; {expected}"))
         if item.header.dtype not in ALLOWED_TYPES[item.entry.kind]:
             findings.append(error("SPC409", f"tensor `{item.stored_name}` has type {item.header.dtype}"))
@@ -192,7 +200,10 @@ def _match(
     unexpected = [
         name
         for name in headers
-        if name not in used and not name.endswith(IGNORED_SUFFIXES) and not (tied and name == UNTIED_HEAD)
+        if name not in used
+        and not name.endswith(IGNORED_SUFFIXES)
+        and not name.startswith(IGNORED_PREFIXES)
+        and not (tied and name == UNTIED_HEAD)
     ]
     if missing:
         help_text = "does the spec describe this checkpoint (family, layers, biases, tied embeddings)?"
@@ -261,8 +272,12 @@ def stored_tensors(
         if entry.name not in weights and entry.optional:
             continue
         value = weights[entry.name]
-        layers = value if isinstance(value, tuple) else (value,)
-        tensors.update(zip(entry.checkpoint_names(len(layers)), layers, strict=True))
+        values = value if isinstance(value, tuple) else (value,)
+        layers = entry.layers(entry.first_layer + 1 + (len(values) - 1) * entry.layer_step)
+        for layer, tensor in zip(layers, values, strict=True):
+            parts = entry.parts(layer)
+            split = tensor.split([part.shape[0] for part in parts]) if len(parts) > 1 else (tensor,)
+            tensors.update((part.name, piece) for part, piece in zip(parts, split, strict=True))
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""The transformer families: which checkpoints belong to each, and config.json read and written.
+"""The families: which checkpoints belong to each, and config.json read (written: `specc.models.written_config`).
 
 A new family of the llama layout is one `Family` entry here plus its switches in `geometry.py`.
 """
@@ -6,17 +6,19 @@ A new family of the llama layout is one `Family` entry here plus its switches in
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
-from specc.models.geometry import Geometry, transformer_geometry
+from specc.models.geometry import Geometry, geometry_of_config
+from specc.models.written_config import written_config
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_SIZE = 1 << 31
+MAX_SIZE = (1 << 31) - 1
+MAX_LAYERS = 4096
 REQUIRED_SIZES = (
     "num_hidden_layers",
     "hidden_size",
@@ -25,6 +27,28 @@ REQUIRED_SIZES = (
     "vocab_size",
 )
 OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+DELTANET_REQUIRED_SIZES = ("num_hidden_layers", "hidden_size", "num_heads", "head_dim", "vocab_size")
+DELTANET_OPTIONAL_SIZES = ("num_v_heads", "intermediate_size", "hidden_ratio", "conv_size", "max_position_embeddings")
+HYBRID_OPTIONAL_SIZES = (
+    *OPTIONAL_SIZES,
+    "full_attention_interval",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "decoder_sparse_step",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts_per_tok",
+)
+SIZES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
+    {
+        "gated_deltanet": (DELTANET_REQUIRED_SIZES, DELTANET_OPTIONAL_SIZES),
+        "qwen3_next": (REQUIRED_SIZES, HYBRID_OPTIONAL_SIZES),
+    }
+)
+"""The sizes of each recurrent family that must be written, and those that may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +70,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family("llama", ("llama",), "LlamaForCausalLM"),
             Family("qwen3", ("qwen3",), "Qwen3ForCausalLM"),
             Family("pangu", ("PanguEmbedded", "pangu_embedded", "openpangu", "pangu"), "PanguEmbeddedForCausalLM"),
+            Family("gated_deltanet", ("gated_deltanet",), "GatedDeltaNetForCausalLM"),
+            Family("qwen3_next", ("qwen3_next",), "Qwen3NextForCausalLM"),
         )
     }
 )
@@ -85,14 +111,14 @@ def config_geometry(config: Mapping[str, Any], where: str = "config.json", famil
     if not found:
         known = ", ".join(sorted(by_type))
         raise _refused("SPC402", f"{where}: model_type {config.get('model_type')!r} is not one of {known}")
-    problems = [error("SPC402", f"{where}: {text}") for text in _problems(config)]
+    problems = [error("SPC402", f"{where}: {text}") for text in _problems(found, config)]
     if problems:
         raise DiagnosticError(problems)
     try:
-        geometry = transformer_geometry(found, config)
-    except (KeyError, ValueError, TypeError) as problem:
+        geometry = geometry_of_config(found, config)
+    except (KeyError, ValueError, TypeError, OverflowError) as problem:
         raise _refused("SPC402", f"{where}: {problem}") from None
-    if geometry.num_attention_heads % geometry.num_key_value_heads or geometry.head_dim % 2:
+    if geometry.num_attention_heads % max(geometry.num_key_value_heads, 1) or geometry.head_dim % 2:
         heads, groups = geometry.num_attention_heads, geometry.num_key_value_heads
         raise _refused(
             "SPC402",
@@ -101,66 +127,51 @@ def config_geometry(config: Mapping[str, Any], where: str = "config.json", famil
     return geometry
 
 
-def _problems(config: Mapping[str, Any]) -> list[str]:
+def _problems(family: str, config: Mapping[str, Any]) -> Iterator[str]:
     """Everything in a config that the compiled program would silently compute otherwise."""
-    found = []
-    for name in REQUIRED_SIZES + OPTIONAL_SIZES:
+    required, optional = SIZES.get(family, (REQUIRED_SIZES, OPTIONAL_SIZES))
+    for name in required + optional:
         value = config.get(name)
-        if value is None and name in OPTIONAL_SIZES:
+        if value is None and name in optional:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < MAX_SIZE:
-            found.append(f"{name} must be a positive integer, not {value!r}")
-    if config.get("hidden_act", "silu") != "silu":
-        found.append(f"hidden_act {config['hidden_act']!r} is not supported (silu is)")
-    layer_types = config.get("layer_types") or []
-    if config.get("use_sliding_window") or any(kind != "full_attention" for kind in layer_types):
-        found.append("sliding-window attention is not supported")
-    if config.get("partial_rotary_factor", 1.0) != 1.0:
-        found.append("partial_rotary_factor is not supported")
+        limit = MAX_LAYERS if name == "num_hidden_layers" else MAX_SIZE
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+            yield f"{name} must be a positive integer, not {value!r}"
+    activations = ("swish", "silu") if family == "gated_deltanet" else ("silu",)
+    if config.get("hidden_act", activations[0]) not in activations:
+        yield f"hidden_act {config['hidden_act']!r} is not supported ({' or '.join(activations)} is)"
     if config.get("quantization_config"):
-        found.append("quantised checkpoints are not supported; dequantise the weights first")
-    return found
+        yield "quantised checkpoints are not supported; dequantise the weights first"
+    if family == "gated_deltanet":
+        yield from _deltanet_problems(config)
+        return
+    allowed = ["full_attention", "linear_attention"] if family == "qwen3_next" else ["full_attention"]
+    kinds = config.get("layer_types") or []
+    if config.get("use_sliding_window") or not isinstance(kinds, list) or any(kind not in allowed for kind in kinds):
+        yield "sliding-window attention is not supported"
+    if family != "qwen3_next" and config.get("partial_rotary_factor", 1.0) != 1.0:
+        yield "partial_rotary_factor is not supported"
+
+
+def _deltanet_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """What flash-linear-attention's models can be, and the compiled program is not."""
+    if config.get("attn"):
+        yield "attn (softmax attention in some layers) is not supported"
+    if config.get("attnres_block_size"):
+        yield "attnres_block_size (residuals by attention) is not supported"
+    if (config.get("output_gate_activation") or "swish") not in ("swish", "silu"):
+        yield f"output_gate_activation {config['output_gate_activation']!r} is not supported (swish is)"
 
 
 def hugging_face_config(geometry: Geometry, dtype: str = "float32") -> dict[str, Any]:
     """config.json of a geometry: `config_geometry` of it gives the geometry back.
 
-    Keys are those that both old and new transformers read. Raises ValueError for bias switches that no
-    config of the family can express.
+    Keys are those that both old and new transformers (for gated_deltanet: flash-linear-attention) read. Raises
+    ValueError for switches that no config of the family can express.
     """
     family = FAMILIES[geometry.family]
-    if geometry.qkv_bias != geometry.o_bias or geometry.qk_norm != (geometry.family == "qwen3"):
-        raise ValueError(f"no {geometry.family} config has these bias and norm switches")
-    bias = "bias" if geometry.family == "pangu" else "attention_bias"
-    config: dict[str, Any] = {
-        "architectures": [family.architecture],
-        "model_type": family.model_types[0],
-        "num_hidden_layers": geometry.num_hidden_layers,
-        "hidden_size": geometry.hidden_size,
-        "intermediate_size": geometry.intermediate_size,
-        "num_attention_heads": geometry.num_attention_heads,
-        "num_key_value_heads": geometry.num_key_value_heads,
-        "head_dim": geometry.head_dim,
-        "hidden_act": "silu",
-        bias: geometry.qkv_bias,
-        "mlp_bias": geometry.mlp_bias,
-        "max_position_embeddings": geometry.max_position_embeddings,
-        "rms_norm_eps": geometry.rms_norm_eps,
-        "rope_theta": geometry.rope_theta,
-        "vocab_size": geometry.vocab_size,
-        "tie_word_embeddings": geometry.tie_word_embeddings,
-        "torch_dtype": dtype,
-    }
-    if geometry.rope_scaling is not None:
-        scaling = geometry.rope_scaling
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        }
-    return config
+    names = {"architectures": [family.architecture], "model_type": family.model_types[0]}
+    return {**names, **written_config(geometry), "torch_dtype": dtype}
 
 
 def _refused(code: str, message: str) -> DiagnosticError:

@@ -1,8 +1,8 @@
-"""The resolved geometry of a transformer target, independent of where it was read from."""
+"""The resolved geometry of a target, independent of where it was read from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,8 +105,9 @@ class Geometry:
     def layers(self) -> tuple[Layer, ...]:
         """What each layer is made of."""
         count = self.num_hidden_layers
-        types = self.layer_types or ("attention",) * count
-        return tuple(map(Layer, types, self.moe_layers or (False,) * count))
+        usual: LayerType = "attention"
+        types, sparse = self.layer_types or (usual,) * count, self.moe_layers or (False,) * count
+        return tuple(Layer(kind, moe) for kind, moe in zip(types, sparse, strict=True))
 
     @property
     def period(self) -> int:
@@ -194,3 +195,157 @@ def transformer_geometry(family: str, config: Mapping[str, Any]) -> Geometry:
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
     )
+
+
+def fla_intermediate_size(hidden_size: int, hidden_ratio: float | None = None) -> int:
+    """The MLP width of flash-linear-attention: 2/3 * hidden_ratio * hidden_size, up to the next multiple of 256."""
+    width = int(hidden_size * (4 if hidden_ratio is None else hidden_ratio) * 2 / 3)
+    return -(-width // 256) * 256
+
+
+def gated_deltanet_geometry(config: Mapping[str, Any]) -> Geometry:
+    """Geometry from flash-linear-attention's config keys (GatedDeltaNetConfig); null stands for the default.
+
+    Raises KeyError for a missing size and ValueError for sizes that do not fit each other.
+    """
+    given = {key: value for key, value in config.items() if value is not None}
+    hidden, heads, key_dim = int(given["hidden_size"]), int(given["num_heads"]), int(given["head_dim"])
+    value_dim, value_heads = key_dim * float(given.get("expand_v", 2.0)), int(given.get("num_v_heads", heads))
+    if value_dim != int(value_dim):
+        raise ValueError(f"head_dim x expand_v = {value_dim} is not a whole number")
+    if value_heads % heads:
+        raise ValueError(f"num_v_heads {value_heads} is not a multiple of num_heads {heads}")
+    epsilon = float(given.get("norm_eps", 1e-6))
+    conv_size = int(given.get("conv_size", 4)) if given.get("use_short_conv", True) else 0
+    width = given.get("intermediate_size") or fla_intermediate_size(hidden, given.get("hidden_ratio"))
+    layers = int(given["num_hidden_layers"])
+    mixer: LayerType = "delta"
+    return Geometry(
+        family="gated_deltanet",
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=0,
+        num_key_value_heads=0,
+        head_dim=0,
+        intermediate_size=int(width),
+        vocab_size=int(given["vocab_size"]),
+        max_position_embeddings=int(given.get("max_position_embeddings", 2048)),
+        rope_theta=10000.0,
+        rope_scaling=None,
+        rms_norm_eps=epsilon,
+        tie_word_embeddings=bool(given.get("tie_word_embeddings", False)),
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        layer_types=(mixer,) * layers,
+        delta=DeltaGeometry(
+            num_key_heads=heads,
+            num_value_heads=value_heads,
+            key_dim=key_dim,
+            value_dim=int(value_dim),
+            conv_size=conv_size,
+            use_gate=bool(given.get("use_gate", True)),
+            allow_neg_eigval=bool(given.get("allow_neg_eigval", False)),
+            norm_eps=epsilon,
+            grouped=False,
+            conv_bias=conv_size > 0 and bool(given.get("conv_bias", False)),
+        ),
+    )
+
+
+def qwen3_next_layer_types(num_layers: int, interval: int) -> tuple[str, ...]:
+    """`layer_types` where only `full_attention_interval` is known: the last layer of every interval attends."""
+    return tuple("linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers))
+
+
+def _qwen3_next_moe(given: Mapping[str, Any], layers: int) -> tuple[MoeGeometry | None, tuple[bool, ...]]:
+    """The mixture of experts, and which layers have one; None and () where no layer has."""
+    experts, step = int(given.get("num_experts", 512)), int(given.get("decoder_sparse_step", 1))
+    dense: Sequence[int] = given.get("mlp_only_layers", ())
+    sparse = tuple(experts > 0 and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    if not any(sparse):
+        return None, ()
+    chosen = int(given.get("num_experts_per_tok", 10))
+    if not 0 < chosen <= experts:
+        raise ValueError(f"num_experts_per_tok {chosen} is not between 1 and num_experts {experts}")
+    moe = MoeGeometry(
+        num_experts=experts,
+        num_experts_per_tok=chosen,
+        intermediate_size=int(given.get("moe_intermediate_size", 512)),
+        shared_intermediate_size=int(given.get("shared_expert_intermediate_size", 512)),
+        norm_topk_prob=bool(given.get("norm_topk_prob", True)),
+    )
+    return moe, sparse
+
+
+def _qwen3_next_delta(given: Mapping[str, Any], epsilon: float) -> DeltaGeometry:
+    key_heads, value_heads = int(given.get("linear_num_key_heads", 16)), int(given.get("linear_num_value_heads", 32))
+    if value_heads % key_heads:
+        raise ValueError(f"linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}")
+    return DeltaGeometry(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_dim=int(given.get("linear_key_head_dim", 128)),
+        value_dim=int(given.get("linear_value_head_dim", 128)),
+        conv_size=int(given.get("linear_conv_kernel_dim", 4)),
+        use_gate=True,
+        allow_neg_eigval=False,
+        norm_eps=epsilon,
+        grouped=True,
+    )
+
+
+def qwen3_next_geometry(config: Mapping[str, Any]) -> Geometry:
+    """Geometry from transformers' config keys (Qwen3NextConfig), rope settings in the old or the new place.
+
+    Raises KeyError for a missing size and ValueError for sizes that do not fit each other.
+    """
+    given: dict[str, Any] = {key: value for key, value in config.items() if value is not None}
+    rope: dict[str, Any] = dict(given.get("rope_parameters", {}))
+    if _scaling({"rope_scaling": given.get("rope_scaling") or rope}) is not None:
+        raise ValueError("qwen3_next has no rope scaling here")
+    layers, heads = int(given["num_hidden_layers"]), int(given["num_attention_heads"])
+    kinds = given.get("layer_types") or qwen3_next_layer_types(layers, int(given.get("full_attention_interval", 4)))
+    if len(kinds) != layers or not set(kinds) <= {"linear_attention", "full_attention"}:
+        raise ValueError(f"layer_types must say linear_attention or full_attention for each of {layers} layers")
+    head_dim = int(given.get("head_dim", 256))
+    rotated = {"partial_rotary_factor": 0.25, "rope_theta": 10000.0, **rope, **given}
+    rotary_dim = int(head_dim * float(rotated["partial_rotary_factor"]))
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"partial_rotary_factor leaves {rotary_dim} rotated values of {head_dim} (must be even)")
+    epsilon, bias = float(given.get("rms_norm_eps", 1e-6)), bool(given.get("attention_bias", False))
+    moe, moe_layers = _qwen3_next_moe(given, layers)
+    return Geometry(
+        family="qwen3_next",
+        num_hidden_layers=layers,
+        hidden_size=int(given["hidden_size"]),
+        num_attention_heads=heads,
+        num_key_value_heads=int(given.get("num_key_value_heads", 2)),
+        head_dim=head_dim,
+        intermediate_size=int(given["intermediate_size"]),
+        vocab_size=int(given["vocab_size"]),
+        max_position_embeddings=int(given.get("max_position_embeddings", 32768)),
+        rope_theta=float(rotated["rope_theta"]),
+        rope_scaling=None,
+        rms_norm_eps=epsilon,
+        tie_word_embeddings=bool(given.get("tie_word_embeddings", False)),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=False,
+        qk_norm=True,
+        layer_types=tuple("delta" if kind == "linear_attention" else "attention" for kind in kinds),
+        delta=_qwen3_next_delta(given, epsilon),
+        moe=moe,
+        moe_layers=moe_layers,
+        rotary_dim=rotary_dim,
+        gated_attention=True,
+        norm_offset=1.0,
+    )
+
+
+def geometry_of_config(family: str, config: Mapping[str, Any]) -> Geometry:
+    """Geometry of a config of any family. Raises KeyError and ValueError as the functions above do."""
+    if family == "gated_deltanet":
+        return gated_deltanet_geometry(config)
+    return qwen3_next_geometry(config) if family == "qwen3_next" else transformer_geometry(family, config)

@@ -10,7 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specc.models.geometry import EagleGeometry, Geometry, RopeScaling
+from specc.models.geometry import (
+    EagleGeometry,
+    Geometry,
+    RopeScaling,
+    gated_deltanet_geometry,
+    qwen3_next_geometry,
+)
 from specc.spec.base import Count, Epsilon, Positions, Section, Theta, Vocabulary, Width
 
 
@@ -85,30 +91,42 @@ class GatedDeltaNetConfig(Section):
     num_hidden_layers: Count
     hidden_size: Width
     num_heads: Count
-    num_v_heads: Count = Field(description="default: num_heads")
-    head_dim: Annotated[int, Field(ge=1, le=4096)]
+    num_v_heads: Count = Field(description="a multiple of num_heads; default: num_heads")
+    head_dim: Annotated[int, Field(ge=1, le=4096)] = Field(description="K, of the keys; V is head_dim x expand_v")
     expand_v: Annotated[float, Field(gt=0, le=16)] = 2.0
     conv_size: Annotated[int, Field(ge=1, le=16)] = 4
+    conv_bias: bool = False
     use_gate: bool = True
     use_short_conv: bool = True
-    allow_neg_eigval: bool = False
-    intermediate_size: Width
+    allow_neg_eigval: bool = Field(default=False, description="beta in (0, 2) instead of (0, 1)")
+    intermediate_size: Width = Field(
+        description="default: 2/3 x hidden_ratio (4) x hidden_size, up to the next multiple of 256"
+    )
     vocab_size: Vocabulary
     max_position_embeddings: Positions = 2048
     norm_eps: Epsilon = 1e-6
     tie_word_embeddings: bool = False
 
+    def geometry(self, family: str = "gated_deltanet") -> Geometry:
+        """The geometry with these sizes; `family` is always gated_deltanet. Raises ValueError where they do not fit."""
+        return gated_deltanet_geometry(self.model_dump())
+
 
 class Qwen3NextConfig(Section):
-    """The hybrid: gated attention every `full_attention_interval` layers, Gated DeltaNet between, MoE."""
+    """The hybrid: gated attention in some layers, Gated DeltaNet in the others, dense MLPs or mixtures of experts."""
 
     num_hidden_layers: Count
     hidden_size: Width
     num_attention_heads: Count
     num_key_value_heads: Count = 2
     head_dim: Annotated[int, Field(ge=2, le=4096)] = 256
-    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 0.25
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.25, description="share of head_dim that is rotated; `rope_parameters` is read as well"
+    )
     full_attention_interval: Count = 4
+    layer_types: Annotated[tuple[Literal["linear_attention", "full_attention"], ...], Field(max_length=4096)] = Field(
+        description="one per layer; default: full_attention in the last of every full_attention_interval layers"
+    )
     linear_conv_kernel_dim: Annotated[int, Field(ge=1, le=16)] = 4
     linear_key_head_dim: Annotated[int, Field(ge=1, le=4096)] = 128
     linear_value_head_dim: Annotated[int, Field(ge=1, le=4096)] = 128
@@ -116,10 +134,13 @@ class Qwen3NextConfig(Section):
     linear_num_value_heads: Count = 32
     intermediate_size: Width
     num_experts: Annotated[int, Field(ge=0, le=65536)] = 512
-    num_experts_per_tok: Annotated[int, Field(ge=0, le=1024)] = 10
+    num_experts_per_tok: Annotated[int, Field(ge=1, le=1024)] = 10
     moe_intermediate_size: Width = 512
     shared_expert_intermediate_size: Width = 512
     decoder_sparse_step: Count = 1
+    mlp_only_layers: Annotated[tuple[Annotated[int, Field(ge=0, lt=4096)], ...], Field(max_length=4096)] = Field(
+        default=(), description="layers with a dense MLP although decoder_sparse_step says experts"
+    )
     norm_topk_prob: bool = True
     vocab_size: Vocabulary
     max_position_embeddings: Positions = 32768
@@ -127,6 +148,10 @@ class Qwen3NextConfig(Section):
     rms_norm_eps: Epsilon = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+
+    def geometry(self, family: str = "qwen3_next") -> Geometry:
+        """The geometry with these sizes; `family` is always qwen3_next. Raises ValueError where they do not fit."""
+        return qwen3_next_geometry(self.model_dump())
 
 
 class EagleConfig(Section):

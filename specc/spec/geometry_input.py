@@ -11,6 +11,7 @@ from typing import Any
 
 from specc.diagnostics import Diagnostic, error
 from specc.models.families import FAMILIES
+from specc.models.geometry import fla_intermediate_size, qwen3_next_layer_types
 from specc.spec.config import EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
 from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
@@ -44,6 +45,7 @@ IGNORED_KEYS: frozenset[str] = frozenset(
         "unk_token_id",
         "use_cache",
         "fuse_cross_entropy",
+        "fuse_linear_cross_entropy",
         "fuse_norm",
         "fuse_swiglu",
         "attn_mode",
@@ -61,14 +63,12 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "quantization_config": (),
     "rope_interleaved": (False,),
     "attn": (),
+    "attnres_block_size": (),
+    "output_gate_activation": ("swish", "silu"),
     "use_bias": (False,),
 }
 
-MODEL_TYPES: Mapping[str, tuple[str, ...]] = {
-    **{name: family.model_types for name, family in FAMILIES.items()},
-    "gated_deltanet": ("gated_deltanet",),
-    "qwen3_next": ("qwen3_next",),
-}
+MODEL_TYPES: Mapping[str, tuple[str, ...]] = {name: family.model_types for name, family in FAMILIES.items()}
 
 
 class Preparation:
@@ -115,8 +115,8 @@ def prepare_target(
     if family in TRANSFORMER_FAMILIES:
         return TransformerConfig, work.finish(TransformerConfig, _transformer_defaults(family, raw)), work.findings
     if family == "gated_deltanet":
-        return GatedDeltaNetConfig, work.finish(GatedDeltaNetConfig, _deltanet_defaults(raw)), work.findings
-    return Qwen3NextConfig, work.finish(Qwen3NextConfig, {}), work.findings
+        return GatedDeltaNetConfig, work.finish(GatedDeltaNetConfig, _deltanet_defaults(work)), work.findings
+    return Qwen3NextConfig, work.finish(Qwen3NextConfig, _hybrid_defaults(raw)), work.findings
 
 
 def prepare_eagle(
@@ -179,15 +179,15 @@ def _common(work: Preparation, family: str) -> None:
             shown = value if isinstance(value, str | int | float) else "set"
             work.refuse(key, f"`{key}` is {shown}, which is not supported", _only_hint(key, allowed))
     partial = work.raw.get("partial_rotary_factor")
-    if family in TRANSFORMER_FAMILIES and partial is not None:
+    if family in TRANSFORMER_FAMILIES:
         work.handled.add("partial_rotary_factor")
-        if partial != 1:
+        if partial not in (None, 1):
             work.refuse("partial_rotary_factor", f"family {family} rotates the whole head", "leave the key out")
     _layer_types(work, family)
     if family == "pangu" and "bias" in work.raw:
         work.handled.add("bias")
         work.values["attention_bias"] = work.raw["bias"]
-    _rope(work)
+    _rope(work, hybrid=family == "qwen3_next")
 
 
 def _only_hint(key: str, allowed: tuple[object, ...]) -> str:
@@ -200,17 +200,19 @@ def _layer_types(work: Preparation, family: str) -> None:
     kinds = work.raw.get("layer_types")
     if not isinstance(kinds, list | tuple) or family == "":
         return
-    work.handled.add("layer_types")
     known = {"full_attention", "linear_attention"} if family == "qwen3_next" else {"full_attention"}
-    if any(kind not in known for kind in kinds):
+    if any(not isinstance(kind, str) or kind not in known for kind in kinds):
+        work.handled.add("layer_types")
         work.refuse("layer_types", f"layers other than {', '.join(sorted(known))} are not supported")
+    elif family != "qwen3_next":
+        work.handled.add("layer_types")
 
 
 def _has_rope(raw: Mapping[str, Any]) -> bool:
     return raw.get("rope_scaling") is not None or raw.get("rope_parameters") is not None
 
 
-def _rope(work: Preparation) -> None:
+def _rope(work: Preparation, hybrid: bool) -> None:
     """`rope_scaling` (older files, `type` or `rope_type`) and `rope_parameters` (newer ones) become one."""
     if "rope_parameters" in work.raw and isinstance(work.raw["rope_parameters"], Mapping | None):
         work.handled.add("rope_parameters")
@@ -225,10 +227,18 @@ def _rope(work: Preparation) -> None:
             work.values["rope_theta"] = theta
         legacy = settings.pop("type", None)
         kind = settings.get("rope_type", legacy if legacy is not None else "default")
+        partial = settings.pop("partial_rotary_factor", None)
+        if partial is not None and hybrid:
+            work.values["partial_rotary_factor"] = partial
+        elif partial not in (None, 1):
+            work.refuse(
+                key, "`partial_rotary_factor` is not supported here", "only qwen3_next rotates a part of a head"
+            )
         if kind == "default":
             continue
-        if kind != "llama3":
-            work.refuse(key, f"rope type {_brief(kind)} is not supported", "default and llama3 are")
+        if kind != "llama3" or hybrid:
+            known = "default is" if hybrid else "default and llama3 are"
+            work.refuse(key, f"rope type {_brief(kind)} is not supported", known)
             continue
         work.values["rope_scaling"] = {**settings, "rope_type": "llama3"}
 
@@ -250,8 +260,19 @@ def _transformer_defaults(family: str, raw: Mapping[str, Any]) -> dict[str, Any]
     return {"attention_bias": family == "pangu", "num_key_value_heads": heads or 1, "head_dim": head_dim}
 
 
-def _deltanet_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """flash-linear-attention's: value heads = heads, MLP of 2/3 * hidden_ratio * hidden rounded up to 256s."""
-    heads, hidden = _size(raw, "num_heads"), _size(raw, "hidden_size")
+def _deltanet_defaults(work: Preparation) -> dict[str, Any]:
+    """flash-linear-attention's: value heads = heads, an MLP of 2/3 * hidden_ratio * hidden_size rounded up to 256s."""
+    heads, hidden, ratio = _size(work.raw, "num_heads"), _size(work.raw, "hidden_size"), work.raw.get("hidden_ratio")
+    work.handled.add("hidden_ratio")
+    if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1024):
+        work.refuse("hidden_ratio", "`hidden_ratio` is not a number between 0 and 1024")
+        ratio = None
     width = hidden if hidden and hidden <= 1 << 20 else 1
-    return {"num_v_heads": heads or 1, "intermediate_size": -(-int(width * 4 * 2 / 3) // 256) * 256}
+    return {"num_v_heads": heads or 1, "intermediate_size": fla_intermediate_size(width, ratio)}
+
+
+def _hybrid_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen3-Next's: attention in the last layer of every `full_attention_interval` layers."""
+    layers, interval = _size(raw, "num_hidden_layers"), _size(raw, "full_attention_interval")
+    # Without a number of layers the config is wrong anyway; a stand-in keeps layer_types out of the missing keys.
+    return {"layer_types": qwen3_next_layer_types(min(layers or 1, 4096), interval or 4)}

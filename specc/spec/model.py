@@ -33,9 +33,9 @@ class Target(Section):
 
     @property
     def geometry(self) -> Geometry:
-        """The transformer geometry. Raises ValueError for a family that is not a transformer."""
-        if not isinstance(self.config, TransformerConfig):
-            raise ValueError(f"family {self.family} has no transformer geometry")
+        """The geometry. Raises ValueError while the config is not resolved."""
+        if self.config is None:
+            raise ValueError("the target's sizes are not known")
         return self.config.geometry(self.family)
 
 
@@ -151,7 +151,9 @@ class Runtime(Section):
         default=4096, description="committed tokens; default: 4096, or what the positions allow"
     )
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    state_dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    state_dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        default="float32", description="type of recurrent states; default: float32, float64 where dtype is float64"
+    )
     kv_layout: Literal["contiguous", "paged"] = "contiguous"
     kv_block_size: Annotated[int, Field(ge=1, le=4096)] = 128
 

@@ -20,7 +20,10 @@ from specc.spec.names import PASS_NAMES, TRANSFORMER_FAMILIES
 
 JsonObject = dict[str, Any]
 
-_EXTRA_CONFIG_KEYS = ("rope_parameters", "hidden_act", "sliding_window", "use_sliding_window", "layer_types", "bias")
+_EXTRA_CONFIG_KEYS = (
+    "rope_parameters", "hidden_act", "sliding_window", "use_sliding_window", "layer_types", "bias",
+    "hidden_ratio", "attn", "attnres_block_size", "output_gate_activation",
+)  # fmt: skip
 _REQUIRED_CONFIG: Mapping[type[BaseModel], tuple[str, ...]] = {
     TransformerConfig: (
         "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size",

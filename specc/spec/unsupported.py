@@ -20,6 +20,11 @@ DTYPES: dict[str, frozenset[str]] = {
     "triton": frozenset({"float32", "bfloat16", "float16"}),
     "ascend": frozenset({"float32", "bfloat16", "float16"}),
 }
+STATE_DTYPES: dict[str, frozenset[str]] = {
+    "reference": frozenset({"float32", "float64"}),
+    "triton": frozenset({"float32"}),
+    "ascend": frozenset({"float32"}),
+}
 KV_LAYOUTS: frozenset[str] = frozenset({"contiguous"})
 
 
@@ -49,7 +54,7 @@ def _family(loaded: LoadedSpec) -> Iterator[Diagnostic]:
     family = loaded.spec.target.family
     if family in FAMILIES:
         return
-    missing = ["the lowering of its layers", "its weight names"]
+    missing = ["the lowering of its layers"]
     if family in RECURRENT_FAMILIES:
         missing += [
             f"the verify schedules (`verify.recurrence: {loaded.spec.verify.recurrence}`)",
@@ -82,4 +87,13 @@ def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
             loaded.source.span("runtime", "dtype"),
             label="not yet",
             help=f"dtypes of this backend: {', '.join(sorted(DTYPES[target]))}",
+        )
+    recurrent = loaded.spec.target.family in RECURRENT_FAMILIES
+    if recurrent and runtime.state_dtype not in STATE_DTYPES[target]:
+        yield error(
+            "SPC204",
+            f"the {target} backend does not keep recurrent states in {runtime.state_dtype} yet",
+            loaded.source.span("runtime", "state_dtype"),
+            label="not yet",
+            help=f"state types of this backend: {', '.join(sorted(STATE_DTYPES[target]))}",
         )

@@ -360,8 +360,8 @@ def test_a_malformed_config_is_a_diagnostic(tmp_path: Path, text: str) -> None:
     assert _codes(caught) == ["SPC401"]
 
 
-def test_every_family_round_trips_its_config() -> None:
-    for name in FAMILIES:
+def test_every_transformer_family_round_trips_its_config() -> None:
+    for name in sorted(set(FAMILIES) - {"gated_deltanet", "qwen3_next"}):
         biased = name == "pangu"
         geometry = replace(GEOMETRY, family=name, qk_norm=name == "qwen3", qkv_bias=biased, o_bias=biased)
         assert config_geometry(hugging_face_config(geometry)) == geometry

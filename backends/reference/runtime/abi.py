@@ -27,7 +27,11 @@ class SlotLayout(NamedTuple):
 
 
 class WeightLayout(NamedTuple):
-    """One field of Weights: shape and dtype of a tensor, the checkpoint tensors it is made of, layers, folder."""
+    """One field of Weights: shape and dtype of a tensor, the checkpoint tensors it is made of, layers, folder.
+
+    Tensor i belongs to decoder layer first_layer + i * layer_step. With experts > 0 it is the sources of expert 0,
+    then those of expert 1, and so on.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -35,6 +39,9 @@ class WeightLayout(NamedTuple):
     sources: tuple[str, ...]
     layers: int | None
     model: str
+    first_layer: int = 0
+    layer_step: int = 1
+    experts: int = 0
 
 
 SLOTS: dict[str, SlotLayout] = {}

@@ -11,6 +11,8 @@ CHECKS: tuple[Check, ...] = (
     applicability.accept_keys,
     applicability.layer_kinds,
     geometry.heads,
+    geometry.layer_lists,
+    geometry.experts,
     geometry.vocabularies,
     geometry.stop_tokens,
     geometry.aux_layers,
@@ -27,6 +29,7 @@ CHECKS: tuple[Check, ...] = (
     laws.temperature,
     commits.length_is_for_chains,
     commits.deferred_needs,
+    commits.state_type,
     ascend.if_written,
 )
 

@@ -45,3 +45,18 @@ def deferred_needs(view: View) -> Iterator[Diagnostic]:
             label="not with deferred",
             help="write `state: factors`, or `update: immediate`",
         )  # fmt: skip
+
+
+def state_type(view: View) -> Iterator[Diagnostic]:
+    """A float64 model keeps float64 states: narrower ones would round every step (SPC143)."""
+    target, runtime = view.target, view.runtime
+    if target is None or runtime is None or target.family not in RECURRENT_FAMILIES:
+        return
+    if runtime.dtype == "float64" and runtime.state_dtype != "float64":
+        yield view.error(
+            "SPC143",
+            f"`dtype: float64` with `state_dtype: {runtime.state_dtype}` would round the recurrent state every step",
+            "runtime", "state_dtype",
+            label="must be float64",
+            help="leave state_dtype out: it follows dtype",
+        )  # fmt: skip

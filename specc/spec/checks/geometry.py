@@ -21,6 +21,15 @@ def heads(view: View) -> Iterator[Diagnostic]:
                 view, section, "linear_num_key_heads", config.linear_num_key_heads,
                 "linear_num_value_heads", config.linear_num_value_heads,
             )  # fmt: skip
+            rotated = int(config.head_dim * config.partial_rotary_factor)
+            if config.head_dim % 2 == 0 and (rotated % 2 or not rotated):
+                yield view.error(
+                    "SPC105",
+                    f"partial_rotary_factor {config.partial_rotary_factor} of head_dim {config.head_dim} "
+                    f"rotates {rotated} values, but rotary embeddings rotate pairs",
+                    section, "config", "partial_rotary_factor",
+                    label="must leave an even number",
+                )  # fmt: skip
         if isinstance(config, GatedDeltaNetConfig):
             yield from _divides(view, section, "num_heads", config.num_heads, "num_v_heads", config.num_v_heads)
             if config.head_dim * config.expand_v % 1:
@@ -29,6 +38,45 @@ def heads(view: View) -> Iterator[Diagnostic]:
                     f"head_dim x expand_v = {config.head_dim * config.expand_v} is not a whole number",
                     section, "config", "expand_v", label="the value head dim",
                 )  # fmt: skip
+
+
+def layer_lists(view: View) -> Iterator[Diagnostic]:
+    """`layer_types` has an entry per layer, `mlp_only_layers` names layers that exist (SPC106)."""
+    config = None if view.target is None else view.target.config
+    if not isinstance(config, Qwen3NextConfig):
+        return
+    layers = config.num_hidden_layers
+    if len(config.layer_types) != layers:
+        yield view.error(
+            "SPC106",
+            f"layer_types has {len(config.layer_types)} entries for {layers} layers",
+            "target", "config", "layer_types",
+            label=f"must have {layers}",
+            help="leave it out: full_attention_interval says the same in one number",
+        )  # fmt: skip
+    for index, layer in enumerate(config.mlp_only_layers):
+        if layer >= layers:
+            yield view.error(
+                "SPC106",
+                f"mlp_only_layers names layer {layer} of {layers} layers",
+                "target", "config", "mlp_only_layers", index,
+                label=f"layers are 0 to {layers - 1}",
+            )  # fmt: skip
+
+
+def experts(view: View) -> Iterator[Diagnostic]:
+    """A token has at most as many experts as there are (SPC107)."""
+    config = None if view.target is None else view.target.config
+    if not isinstance(config, Qwen3NextConfig) or config.num_experts == 0:
+        return
+    if config.num_experts_per_tok > config.num_experts:
+        yield view.error(
+            "SPC107",
+            f"{config.num_experts_per_tok} experts per token are more than the {config.num_experts} that there are",
+            "target", "config", "num_experts_per_tok",
+            label=f"at most {config.num_experts}",
+            help="write `num_experts: 0` for dense MLPs in all layers",
+        )  # fmt: skip
 
 
 def vocabularies(view: View) -> Iterator[Diagnostic]:
