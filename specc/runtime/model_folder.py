@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
@@ -12,6 +11,7 @@ from specc.models.checkpoint import check_checkpoint
 from specc.models.families import checkpoint_geometry
 from specc.models.geometry import Geometry
 from specc.models.weights import eagle3_weight_table, weight_table
+from specc.models.written_config import written_config
 from specc.runtime.cache import is_complete, model_folder
 from specc.runtime.fetch import MODELS, known_model
 from specc.spec import LoadedSpec
@@ -73,24 +73,29 @@ def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
 def geometry_differences(loaded: LoadedSpec, expected: Geometry, folder: Path, section: str) -> Iterator[Diagnostic]:
     """SPC410 for every size in which the folder's config.json is not the spec's `section` (target or draft).
 
-    `max_position_embeddings` changes no computation: only a folder with fewer positions than the spec uses is refused.
+    `max_position_embeddings` changes no computation: only a folder with fewer positions than the spec uses is refused,
+    and of models with attention only.
     """
     found = checkpoint_geometry(folder)
-    needed = loaded.spec.runtime.max_sequence_length
-    for item in fields(Geometry):
-        ours, theirs = getattr(expected, item.name), getattr(found, item.name)
-        if item.name == "max_position_embeddings":
-            if theirs < needed:
-                message = f"{folder / 'config.json'} allows {theirs} positions, the spec uses {needed}"
-                span = loaded.source.span("runtime", "max_sequence_length")
-                yield error("SPC410", message, span, help=f"set runtime.max_sequence_length to at most {theirs}")
-        elif ours != theirs:
-            name = "family" if item.name == "family" else f"config.{item.name}"
-            message = f"{section}.{name} is {ours} in the spec, but {theirs} in {folder / 'config.json'}"
-            span = loaded.source.span(section, *name.split("."))
-            yield error(
-                "SPC410", message, span, label=f"{theirs} in the folder", help="the spec describes another model"
-            )
+    if expected.family != found.family:
+        yield _different(loaded, folder, (section, "family"), expected.family, found.family)
+        return
+    needed, positions = loaded.spec.runtime.max_sequence_length, found.max_position_embeddings
+    if expected.num_attention_heads and positions < needed:
+        message = f"{folder / 'config.json'} allows {positions} positions, the spec uses {needed}"
+        span = loaded.source.span("runtime", "max_sequence_length")
+        yield error("SPC410", message, span, help=f"set runtime.max_sequence_length to at most {positions}")
+    ours, theirs = written_config(expected), written_config(found)
+    for key in {**ours, **theirs}:
+        if key != "max_position_embeddings" and ours.get(key) != theirs.get(key):
+            yield _different(loaded, folder, (section, "config", key), ours.get(key), theirs.get(key))
+
+
+def _different(loaded: LoadedSpec, folder: Path, path: tuple[str, ...], ours: object, theirs: object) -> Diagnostic:
+    """SPC410 for one key of the spec."""
+    message = f"{'.'.join(path)} is {ours} in the spec, but {theirs} in {folder / 'config.json'}"
+    span = loaded.source.span(*path)
+    return error("SPC410", message, span, label=f"{theirs} in the folder", help="the spec describes another model")
 
 
 def _raise_all(findings: Iterator[Diagnostic]) -> None:

@@ -237,7 +237,7 @@ def _rope(work: Preparation, hybrid: bool) -> None:
         if kind == "default":
             continue
         if kind != "llama3" or hybrid:
-            known = "default is" if hybrid else "default and llama3 are"
+            known = "only the default is" if hybrid else "default and llama3 are"
             work.refuse(key, f"rope type {_brief(kind)} is not supported", known)
             continue
         work.values["rope_scaling"] = {**settings, "rope_type": "llama3"}
