@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from specc.backends.reference.kernels.variants import variant
 from specc.ir.loop import loop
+from specc.ir.op import info
+from specc.ir.scope import named_arguments
 
 
 def loop_body(module: GraphModule, node: Node) -> GraphModule:
@@ -84,9 +87,19 @@ def analyse(module: GraphModule, outputs: Iterable[int] | None = None) -> Livene
             _analyse_loop(module, node, live)
         else:
             operands: list[Node] = []
-            torch.fx.node.map_arg((node.args, node.kwargs), operands.append)
+            torch.fx.node.map_arg(read_arguments(node), operands.append)
             live.count(operands)
     return live
+
+
+def read_arguments(node: Node) -> Any:
+    """The arguments that the printed call has: an op of several schedules is called with those of its own."""
+    declared = info(node.target)
+    chosen = None if declared is None else variant(declared.name, named_arguments(node))
+    if chosen is None:
+        return node.args, node.kwargs
+    given = named_arguments(node)
+    return [given[name] for name in chosen.operands]
 
 
 def _analyse_loop(module: GraphModule, node: Node, live: Liveness) -> None:

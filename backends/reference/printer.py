@@ -17,10 +17,12 @@ from torch.fx import GraphModule, Node
 from specc.backends.reference import expression as e
 from specc.backends.reference.aten import constant, write_aten, write_operator
 from specc.backends.reference.expression import Expr
+from specc.backends.reference.kernels.variants import variant
 from specc.backends.reference.liveness import Liveness, analyse, getitem_users, is_impure, loop_body, output_node
 from specc.backends.reference.names import Names
 from specc.ir.loop import loop
 from specc.ir.op import info
+from specc.ir.scope import named_arguments
 
 INLINE_OPERATIONS = 3
 INLINE_CHARACTERS = 64
@@ -41,7 +43,8 @@ _NOUNS = {
     "linear": "projected",
     "rms_norm": "normed",
 }
-HelperName = Callable[[torch._ops.OpOverload], str]
+# The name of an op's function in the module, or of a function given as such.
+HelperName = Callable[[torch._ops.OpOverload | Callable[..., Any]], str]
 
 
 def mentions(text: str, name: str) -> bool:
@@ -199,11 +202,16 @@ class GraphPrinter:
 
     def expression(self, node: Node) -> Expr:
         """The call of `node` as source."""
+        target = node.target
+        declared = info(target)
+        chosen = None if declared is None else variant(declared.name, named_arguments(node))
+        if chosen is not None:
+            given = named_arguments(node)
+            return e.call(self.helper(chosen.function), [self.whole(given[name]) for name in chosen.operands])
         printed = [self.print_argument(argument) for argument in node.args]
         keywords = [(name, self.print_argument(item)) for name, item in node.kwargs.items()]
-        target = node.target
         if isinstance(target, torch._ops.OpOverload):
-            if info(target) is not None:
+            if declared is not None:
                 flat = [item if isinstance(item, Expr) else e.listing(item) for item in printed]
                 flat_keys = [(name, item if isinstance(item, Expr) else e.listing(item)) for name, item in keywords]
                 return e.call(self.helper(target), flat, flat_keys)

@@ -1,6 +1,7 @@
 """Faster forms of ops for generated modules: same signature and meaning as the op's reference implementation.
 
-An op that is not listed here is printed with its reference implementation from `specc.ir.ops`.
+An op that is not listed here is printed with its reference implementation from `specc.ir.ops`, or, where `variants`
+has functions for it, with the one for its schedule.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specc.backends.reference.kernels import attention, cache
+from specc.backends.reference.kernels import attention, cache, conv, delta, moe
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "append_rows": cache.append_rows,
@@ -17,7 +18,17 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "causal_attention_cached": attention.causal_attention_cached,
     "commit_path": cache.commit_path,
     "commit_path_": cache.commit_path_,
+    "conv_commit": conv.conv_commit,
+    "delta_rule": delta.delta_rule,
+    "delta_rule_": delta.delta_rule_,
+    "delta_rule_chunk": delta.delta_rule_chunk,
+    "delta_rule_chunk_": delta.delta_rule_chunk_,
+    "delta_rule_commit": delta.delta_rule_commit,
+    "delta_rule_commit_": delta.delta_rule_commit_,
+    "moe": moe.moe,
     "rope": attention.rope,
+    "short_conv": conv.short_conv,
     "tree_attention": attention.tree_attention,
     "tree_attention_cached": attention.tree_attention_cached,
+    "tree_conv": conv.tree_conv,
 }
