@@ -13,7 +13,7 @@ import torch
 from specc.backends.base import ABI, ModuleInfo
 from specc.backends.reference import declarations, wrappers
 from specc.backends.reference.helpers import HelperSources
-from specc.backends.reference.kernels import KERNELS
+from specc.backends.reference.kernels import KERNELS, variants
 from specc.backends.reference.layout import format_source
 from specc.backends.reference.literals import comment_text
 from specc.backends.reference.liveness import output_node
@@ -116,7 +116,9 @@ def _complete(program: DecodeProgram, step: str) -> bool:
 def _steps(program: DecodeProgram, sources: HelperSources, module: ModuleInfo) -> list[str]:
     """The printed functions `run_<step>`; `sources` collects the helpers that they call."""
 
-    def helper(target: torch._ops.OpOverload) -> str:
+    def helper(target: torch._ops.OpOverload | Callable[..., Any]) -> str:
+        if not isinstance(target, torch._ops.OpOverload):
+            return sources.add(target)
         declared = info(target)
         assert declared is not None
         return sources.add(KERNELS.get(declared.name, declared.reference))
@@ -130,7 +132,7 @@ def _steps(program: DecodeProgram, sources: HelperSources, module: ModuleInfo) -
             names = [port.split(":")[1] for port in input_ports(graph) if port.startswith("input:")]
             call = signature(step, names, draft, verified)
             # Local names must not hide a helper that a later line needs: all kernels' names are kept free.
-            reserved = {*PROVIDED, *sources.names, *KERNELS, *_op_names(program)}
+            reserved = {*PROVIDED, *sources.names, *KERNELS, *variants.NAMES, *_op_names(program)}
             made.append(print_step(step, graph, call, helper, reserved, module.lines))
     return made
 
