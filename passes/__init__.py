@@ -19,6 +19,7 @@ from specc.passes.insert_tree_masks import InsertTreeMasks
 from specc.passes.layer_major import LayerMajor
 from specc.passes.plan_buffers import PlanBuffers
 from specc.passes.rewrite_negative_indices import RewriteNegativeIndices
+from specc.passes.select_schedule import SelectSchedule
 from specc.spec.model import Spec
 
 AVAILABLE: Mapping[str, type[Pass]] = {
@@ -32,6 +33,7 @@ AVAILABLE: Mapping[str, type[Pass]] = {
         Canonicalize,
         CommonSubexpressions,
         DeadCode,
+        SelectSchedule,
         PlanBuffers,
     )
 }
@@ -40,6 +42,8 @@ AVAILABLE: Mapping[str, type[Pass]] = {
 def default_pipeline(spec: Spec) -> Pipeline:
     """What `passes: default` means for a spec."""
     deferred = (FuseDeferredStateUpdate(),) if spec.commit.update == "deferred" else ()
+    recurrence = spec.verify.recurrence or "auto"
+    scheduled = (SelectSchedule(schedule=recurrence),) if spec.target.geometry.recurrent else ()
     return Pipeline(
         (
             RewriteNegativeIndices(),  # no -1 reaches an index
@@ -50,6 +54,7 @@ def default_pipeline(spec: Spec) -> Pipeline:
             Canonicalize(),
             CommonSubexpressions(),
             DeadCode(),
+            *scheduled,  # how states reach the nodes of a verify step: replay, serial, hybrid or tree
             PlanBuffers(),  # values become donated buffers, updated in place
         )
     )

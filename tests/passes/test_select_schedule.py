@@ -1,0 +1,152 @@
+"""select-schedule: every schedule is the same decoder, the choice is reasoned, and prompts go in chunks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specc.ir import ops
+from specc.ir.dims import CHUNK
+from specc.ir.op import info
+from specc.ir.printer import fingerprint
+from specc.ir.verifier import verify
+from specc.manager import PassContext, PassResult
+from specc.passes.select_schedule import SelectSchedule
+from specc.passes.select_schedule.cost import Case, estimate
+from specc.passes.select_schedule.measured import GDN, H200, Sizes
+from specc.passes.select_schedule.sites import sites
+from specc.passes.select_schedule.tiles import SCHEDULES, chain_rows, likely_rows, verify_tiles
+from specc.program import DecodeProgram
+from tests.passes.recurrent_programs import Lockstep, any_steps, layer_major_program
+
+STATES = ("factors", "replay", "snapshots")
+
+
+@cache
+def scheduled(target: str, draft: str, state: str, schedule: str) -> PassResult:
+    before = layer_major_program(target, draft, state)
+    made = SelectSchedule(schedule=schedule).run(before, PassContext())  # type: ignore[arg-type]
+    verify(made.program, after="select-schedule")
+    return made
+
+
+def targets_in(program: DecodeProgram, step: str) -> list[str]:
+    found = [(site.node, info(site.node.target)) for site in sites(program.graphs[step])]
+    return [declared.name for _, declared in found if declared is not None]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("draft", ["tree", "chain"])
+@pytest.mark.parametrize("target", ["delta", "hybrid"])
+@given(data=st.data())
+@settings(max_examples=3)
+def test_steps_are_the_same_under_every_schedule(target: str, draft: str, schedule: str, data: st.DataObject) -> None:
+    state = data.draw(st.sampled_from(STATES))
+    before, after = layer_major_program(target, draft, state), scheduled(target, draft, state, schedule).program
+    batch = data.draw(st.integers(1, 3))
+    any_steps(Lockstep([before, after], target, batch, exact=False), data, batch, draft == "tree", steps=3)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("draft", ["tree", "chain"])
+def test_every_op_of_verify_and_commit_has_the_schedule_and_its_form(draft: str, schedule: str) -> None:
+    program = scheduled("hybrid", draft, "factors", schedule).program
+    found = list(sites(program.graphs["verify"]))
+    assert [site.node.target for site in found] == [ops.delta_rule_verify] * 1
+    assert {site.argument("schedule") for site in found} == {schedule}
+    committed = list(sites(program.graphs["commit"]))
+    assert {site.argument("form") for site in committed} == {"rank_n" if schedule == "tree" else "steps"}
+    assert {site.slot for site in committed} == {site.slot for site in found} == {"l0_state"}
+
+
+def test_prompts_go_in_chunks_and_decode_in_single_steps() -> None:
+    before = layer_major_program("delta", "tree")
+    assert targets_in(scheduled("delta", "tree", "factors", "tree").program, "decode") == ["delta_rule"]
+    # The prefill of this program goes token by token: that of a layer-major one has the prompt's length.
+    assert not any(
+        int(site.argument("v").meta["val"].shape[1]) % CHUNK == 0 for site in sites(before.graphs["prefill"])
+    )
+
+
+def test_a_second_run_changes_nothing() -> None:
+    for draft in ("tree", "chain"):
+        for schedule in ("auto", *SCHEDULES):
+            once = scheduled("hybrid", draft, "factors", schedule)
+            assert once.changed
+            twice = SelectSchedule(schedule=schedule).run(once.program, PassContext())  # type: ignore[arg-type]
+            assert not twice.changed
+            assert fingerprint(twice.program) == fingerprint(once.program)
+            assert [note.message for note in twice.notes] == [note.message for note in once.notes]
+
+
+def test_another_schedule_replaces_one_that_was_chosen_before() -> None:
+    once = scheduled("delta", "tree", "factors", "tree").program
+    program = SelectSchedule(schedule="serial").run(once, PassContext()).program
+    assert fingerprint(program) == fingerprint(scheduled("delta", "tree", "factors", "serial").program)
+
+
+def test_a_program_without_recurrent_layers_stays_as_it_is() -> None:
+    program = layer_major_program("delta", "tree")
+    bare = program.with_graphs(verify=program.graphs["flush"])
+    result = SelectSchedule().run(bare, PassContext())
+    assert not result.changed
+    assert [note.fired for note in result.notes] == [False]
+
+
+def test_notes_have_a_number_for_each_schedule_and_say_what_decided() -> None:
+    notes = scheduled("delta", "tree", "factors", "auto").notes
+    assert [note.fired for note in notes].count(True) == 2
+    assert "`state`: tree (least estimated time on cpu" in notes[0].message
+    assert "not bit-identical" in notes[0].message
+    for schedule, note in zip(SCHEDULES, notes[1:], strict=True):
+        assert note.message.startswith(f"{schedule}: ")
+        assert " us a layer" in note.message
+        assert note.keys[0] == "verify.recurrence"
+    asked = scheduled("delta", "tree", "factors", "serial").notes[0].message
+    assert "serial (asked for); the bits of plain decoding" in asked
+
+
+@pytest.mark.parametrize("point", H200, ids=lambda p: f"{p.schedule}-{p.batch}-{p.nodes}-{p.sizes.key_dim}-{p.keep}")
+def test_the_model_gives_back_what_was_measured(point) -> None:  # type: ignore[no-untyped-def]
+    case = Case(point.sizes, point.batch, tuple(chain_rows(point.nodes)), point.keep)
+    assert estimate(point.schedule, case, "h200").microseconds == pytest.approx(point.microseconds, rel=1e-3)
+
+
+def test_what_auto_takes_follows_the_measurements() -> None:
+    def best(sizes: Sizes, batch: int, rows: list[int], keep: bool) -> str:
+        case = Case(sizes, batch, tuple(rows), keep)
+        return min(SCHEDULES, key=lambda schedule: estimate(schedule, case, "h200").microseconds)
+
+    tree = likely_rows(16, 6)
+    assert best(GDN, 1, tree, False) == "tree"
+    assert best(GDN, 32, tree, False) == "tree"
+    # Node states must be written anyway: the sequential schedules have them in registers.
+    assert best(GDN, 32, tree, True) in ("serial", "hybrid")
+    assert best(GDN, 1, chain_rows(2), False) == "serial"
+
+
+@given(nodes=st.integers(1, 40), depth=st.integers(0, 12))
+def test_the_likely_tree_has_the_nodes_and_levels_asked_for(nodes: int, depth: int) -> None:
+    if depth == 0 and nodes > 1:
+        return
+    rows = likely_rows(nodes, depth)
+    assert len(rows) == nodes
+    levels: list[int] = []
+    for node, above in enumerate(rows):
+        assert 0 <= above <= node
+        levels.append(levels[above - 1] + 1 if above else 0)
+    assert rows.count(0) == 1
+    assert max(levels) == min(depth, nodes - 1)
+
+
+@given(nodes=st.integers(1, 12), keep=st.booleans())
+def test_in_a_chain_serial_and_hybrid_move_one_tile(nodes: int, keep: bool) -> None:
+    rows = chain_rows(nodes)
+    for schedule in ("serial", "hybrid", "tree"):
+        tiles = verify_tiles(schedule, rows, keep)
+        assert (tiles.read, tiles.written) == (1, nodes if keep else 0)
+    assert torch.tensor(rows).tolist() == rows
