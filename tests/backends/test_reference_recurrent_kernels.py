@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specc.backends.reference.helpers import HelperSources
 from specc.backends.reference.kernels import KERNELS, variants
 from specc.backends.reference.kernels.variants import VERIFY, variant
+from specc.backends.reference.layout import format_source
+from specc.backends.reference.module import _imports
 from specc.ir import ops
 from specc.ir.op import REGISTRY
 from tests.unit.delta_cases import BY_STEPS, SCHEDULES, Case, Pending, cases, pending_cases
@@ -211,3 +217,47 @@ def test_kernels_take_the_ops_operands(name: str) -> None:
     function: Callable[..., Any] = KERNELS[name]
     names = [argument.name for argument in DECLARED[name].overload._schema.arguments]
     assert list(inspect.signature(function).parameters) == names
+
+
+def module_text(functions: list[Callable[..., Any]]) -> str:
+    """A module that carries these functions, with their imports, as a generated one does."""
+    sources = HelperSources()
+    for function in functions:
+        sources.add(function)
+    body = "\n\n\n".join(sources.texts)
+    return format_source("\n".join([*_imports(sources, body), "", body, ""]))
+
+
+OURS = [name for name in KERNELS if "delta" in name or "conv" in name or name == "moe"]
+FUNCTIONS = [KERNELS[name] for name in OURS] + [function for kind in VERIFY.values() for function in kind.values()]
+
+
+def test_each_function_alone_makes_a_clean_module(tmp_path: Path) -> None:
+    """Nothing but torch and the standard library, nothing unused, nothing of the traffic counters."""
+    for number, function in enumerate(FUNCTIONS):
+        text = module_text([function])
+        assert "specc" not in text
+        assert "load_state" not in text
+        (tmp_path / f"module_{number}.py").write_text(text)
+    for command in (["check"], ["format", "--check"]):
+        whole = [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", str(tmp_path)]
+        done = subprocess.run(whole, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_schedule_brings_no_code_of_another() -> None:
+    words = {"hybrid": "heavy_chains", "tree": "solve_tree", "replay": "leaf", "serial": "fetched"}
+    for kind in VERIFY.values():
+        for schedule, function in kind.items():
+            text = module_text([function])
+            for other, word in words.items():
+                assert (word in text) == (other == schedule), (function.__name__, word)
+
+
+@pytest.mark.slow
+def test_mypy_strict_accepts_all_functions(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(module_text(FUNCTIONS))
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir=cache", "--config-file=", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout

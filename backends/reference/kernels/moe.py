@@ -32,7 +32,7 @@ def moe(
     order = torch.argsort(chosen.flatten(), stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=router.shape[0]).tolist()
     out = torch.zeros_like(flat)
-    for expert, pairs in enumerate(order.split(counts)):
+    for expert, pairs in enumerate(torch.split(order, counts)):
         if pairs.numel() > 0:
             token = pairs // experts_per_token
             gate, up = F.linear(flat[token], gates[expert]).chunk(2, dim=-1)
