@@ -224,7 +224,9 @@ def module_text(functions: list[Callable[..., Any]]) -> str:
     sources = HelperSources()
     for function in functions:
         sources.add(function)
-    body = "\n\n\n".join(sources.texts)
+    # Every module has records.
+    record = "class Layout(NamedTuple):\n    size: int"
+    body = "\n\n\n".join([record, *sources.texts])
     return format_source("\n".join([*_imports(sources, body), "", body, ""]))
 
 
