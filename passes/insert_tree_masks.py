@@ -10,6 +10,10 @@ the committed context, so it counts proper ancestors; path is the recurrence pat
 depth, so its valid entries are the ancestors and self; K and V are read along that path, at the rows which the nodes'
 own iterations wrote. What is assumed, because a graph can't show it: parent[i] < i (I1) and depth < the path's width
 (the draft's contract, I7).
+
+Recurrent ops stay indexed by the parent: it is proved that each starts from its parent's row of a table that starts
+with the committed state, and leaves its own state in its own row. Those that declare it get the node's row of the mask
+beside it, which is what computing all nodes at once needs (the form of that is chosen by select-schedule).
 """
 
 from __future__ import annotations
@@ -26,8 +30,11 @@ from specc.ir.dims import is_symbolic
 from specc.ir.edit import Editor, LoopParts, finish
 from specc.ir.loop import trip_count
 from specc.ir.prune import prune
+from specc.ir.recurrence import recurrence_of
 from specc.ir.scope import Miss, Scope, Value, add_operand, named_arguments, with_arguments
 from specc.manager import Note, Pass, PassContext, PassResult
+from specc.passes.parents import Parent, parent_of
+from specc.passes.recurrences import TreeState, reads_a_table, recurrences, tree_state
 from specc.passes.tables import (
     RowNumber,
     Write,
@@ -48,14 +55,6 @@ NAME = "insert-tree-masks"
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
-    """The parent of each node as operands of the token loop: `parent` [B,N], `valid` [B,N] or None (all valid)."""
-
-    parent: Node
-    valid: Node | None
-
-
-@dataclass(frozen=True, slots=True)
 class TreeRead:
     """One attention over a node's own path: what it reads and the proof's parts."""
 
@@ -64,26 +63,6 @@ class TreeRead:
     values: Write
     depth: Value
     parent: Parent
-
-
-def _slice_operand(value: Value, token: Scope) -> Node:
-    role = token.role(value.node)
-    if role is None or role[0] != "slice" or token.loop is None:
-        raise Miss(f"`{value.node.name}` is not a slice of the token loop")
-    operand = token.loop.sliced[role[1]]
-    assert isinstance(operand, Node)
-    return operand
-
-
-def _parent_of(number: RowNumber, token: Scope) -> Parent:
-    """parent, or where(valid, parent, -1), both slices of the token loop."""
-    base = number.base
-    if not base.calls(aten.where.self):
-        return Parent(_slice_operand(base, token), None)
-    valid, parent, other = (base.at(argument) for argument in base.node.args)
-    if not filled_with(other, -1):
-        raise Miss(f"`{base.node.name}` is not where(valid, parent, -1)")
-    return Parent(_slice_operand(parent, token), _slice_operand(valid, token))
 
 
 def _recurrence(value: Value, above: Value, token: Scope, trip: int) -> Parent:
@@ -99,7 +78,7 @@ def _recurrence(value: Value, above: Value, token: Scope, trip: int) -> Parent:
     check_layout(above.node.name, writes[0], number, trip)
     if not filled_with(writes[0].table.init, -1):
         raise Miss(f"the table that `{above.node.name}` reads does not start at -1 in every row")
-    return _parent_of(number, token)
+    return parent_of(number, token)
 
 
 def _depth(value: Value, token: Scope, trip: int) -> Parent:
@@ -185,17 +164,23 @@ def _attentions(token: Scope, target: object) -> list[Value]:
     return [Value(scope, node) for scope in scopes for node in scope.module.graph.nodes if node.target is target]
 
 
-def _tree_tensors(module: GraphModule, loop: Node, parent: Parent, keys: Node) -> tuple[Node, Node]:
-    """mask [B,N,N] and depth [B,N], computed before the loop."""
+def _mask_before(module: GraphModule, loop: Node, parent: Parent, keys: Node) -> Node:
+    """The ancestor mask [B,N,N], computed before the loop."""
     editor = Editor(module, NAME)
     with editor.before(loop, keys):
         row = editor.call(aten.add.Tensor, parent.parent, 1, name="parent_row")
         valid = parent.valid
         if valid is None:
             valid = editor.call(aten.ones_like.default, parent.parent, dtype=torch.bool, name="all_valid")
-        mask = editor.call(ops.ancestor_mask, row, valid, name="mask")
+        return editor.call(ops.ancestor_mask, row, valid, name="mask")
+
+
+def _depth_before(module: GraphModule, loop: Node, mask: Node, keys: Node) -> Node:
+    """The nodes' depths [B,N] by the mask, computed before the loop."""
+    editor = Editor(module, NAME)
+    with editor.before(loop, keys):
         count = editor.call(aten.sum.dim_IntList, mask, [-1], name="path_length")
-        return mask, editor.call(aten.sub.Tensor, count, 1, name="depth")
+        return editor.call(aten.sub.Tensor, count, 1, name="depth")
 
 
 def _hand_in(scope: Scope, token: Scope, mask: Node) -> Node:
@@ -207,31 +192,55 @@ def _hand_in(scope: Scope, token: Scope, mask: Node) -> Node:
     return add_operand(scope.loop.node, "invariant", _hand_in(scope.parent, token, mask), "mask")
 
 
-def _rewrite_loop(token: Scope, reads: list[TreeRead], nodes: int) -> None:
+@dataclass(frozen=True, slots=True)
+class TreeLoop:
+    """What was proved of a token loop over a tree: attentions, recurrent ops that lack ancestors, the parents."""
+
+    token: Scope
+    reads: list[TreeRead]
+    states: list[TreeState]
+    parent: Parent
+    nodes: int
+
+
+def _rewrite_loop(found: TreeLoop) -> None:
+    token = found.token
     assert token.loop is not None
     assert token.parent is not None
-    first = reads[0]
-    loop = token.loop.node
-    mask, depth = _tree_tensors(token.parent.module, loop, first.parent, first.depth.node)
+    module, loop = token.parent.module, token.loop.node
+    keys = found.reads[0].depth.node if found.reads else found.states[0].call.node
+    mask = _mask_before(module, loop, found.parent, keys)
     mask_row = add_operand(loop, "sliced", mask, "mask")
-    own_depth = add_operand(loop, "sliced", depth, "depth")
-    for old in {read.depth.node: read for read in reads}:
-        old.replace_all_uses_with(own_depth, propagate_meta=False)
-    masks: dict[Scope, Node] = {}
-    for read in reads:
-        scope, node = read.attention.scope, read.attention.node
-        if scope not in masks:
-            masks[scope] = _hand_in(scope, token, mask_row)
-        editor = Editor(scope.module, NAME)
-        given = named_arguments(node)
-        with editor.before(node):
-            rows = [_all_rows(editor, given[name], write.shift, nodes) for name, write in _written(read)]
-            made = editor.call(
-                node.target,  # type: ignore[arg-type]
-                *with_arguments(node, k_new=rows[0], v_new=rows[1], mask=masks[scope]),
-                name=node.name,
-            )
-        editor.replace(node, made)
+    if found.reads:
+        own_depth = add_operand(loop, "sliced", _depth_before(module, loop, mask, keys), "depth")
+        for old in {read.depth.node: read for read in found.reads}:
+            old.replace_all_uses_with(own_depth, propagate_meta=False)
+    masks: dict[GraphModule, Node] = {}
+    for call in (*(read.attention for read in found.reads), *(state.call for state in found.states)):
+        if call.scope.module not in masks:
+            masks[call.scope.module] = _hand_in(call.scope, token, mask_row)
+    for read in found.reads:
+        _mask_read(read, masks[read.attention.scope.module], found.nodes)
+    for state in found.states:
+        assert state.declared.ancestors is not None
+        _replace_call(state.call, {state.declared.ancestors: masks[state.call.scope.module]})
+
+
+def _mask_read(read: TreeRead, mask: Node, nodes: int) -> None:
+    """The attention over the rows of all nodes, under the mask."""
+    node = read.attention.node
+    editor = Editor(read.attention.scope.module, NAME)
+    given = named_arguments(node)
+    with editor.before(node):
+        rows = {name: _all_rows(editor, given[name], write.shift, nodes) for name, write in _written(read)}
+    _replace_call(read.attention, {**rows, "mask": mask})
+
+
+def _replace_call(call: Value, changed: dict[str, Node]) -> None:
+    node, editor = call.node, Editor(call.scope.module, NAME)
+    with editor.before(node):
+        made = editor.call(node.target, *with_arguments(node, **changed), name=node.name)  # type: ignore[arg-type]
+    editor.replace(node, made)
 
 
 def _written(read: TreeRead) -> tuple[tuple[str, Write], tuple[str, Write]]:
@@ -246,17 +255,19 @@ def _all_rows(editor: Editor, gathered: Node, shift: int, nodes: int) -> Node:
 
 
 def _chain_note(token: Scope, graph: str) -> Note | None:
-    """What to say of a token loop without tree attention."""
-    chains = _attentions(token, ops.causal_attention)
-    if not chains:
-        return None
+    """What to say of a token loop without a tree."""
+    chains, states = _attentions(token, ops.causal_attention), list(recurrences(token))
     for value in chains:
         offset = token_offset(value, named_arguments(value.node)["offset"], token)
         if offset != 0:
             message = f"`{value.node.name}` is causal, but not from the token's own number on"
             return Note(NAME, graph, message, False, tuple(value.node.meta.get("keys", ())))
-    keys = tuple(chains[0].node.meta.get("keys", ()))
-    return Note(NAME, graph, "a chain: row t sees rows 0..t, masked causally without a mask tensor", False, keys)
+    said = ["row t sees rows 0..t, masked causally without a mask tensor"] if chains else []
+    said += ["states go on from each token to the next"] if states else []
+    if not said:
+        return None
+    keys = tuple((chains or states)[0].node.meta.get("keys", ()))
+    return Note(NAME, graph, f"a chain: {'; '.join(said)}", False, keys)
 
 
 def _over_tokens(scope: Scope) -> bool:
@@ -273,31 +284,62 @@ def _loop_trip(parts: LoopParts) -> int:
     return trip_count(parts.axis, parts.trip, [operand.meta["val"] for operand in parts.sliced])
 
 
+def _without_ancestors(scope: Scope) -> list[Value]:
+    """Recurrent ops of a tree's token loop that take their node's ancestors and don't have them yet."""
+    calls = list(recurrences(scope)) if _over_tokens(scope) else []
+    if not any(reads_a_table(call) for call in calls):
+        return []
+    return [call for call in calls if _lacks_ancestors(call.node)]
+
+
+def _lacks_ancestors(node: Node) -> bool:
+    declared = recurrence_of(node.target)
+    return declared is not None and declared.ancestors is not None and not named_arguments(node).get(declared.ancestors)
+
+
+def _prove(token: Scope, attentions: list[Value]) -> TreeLoop:
+    """All that a tree's token loop needs. Raises Miss."""
+    assert token.loop is not None
+    nodes = _loop_trip(token.loop)
+    if is_symbolic(nodes):
+        raise Miss("the number of nodes is not fixed, so no mask [B,N,N] can be built")
+    reads = [match_read(value, token, nodes) for value in attentions]
+    states = [tree_state(call, token, nodes) for call in recurrences(token)]
+    calls = [(read.attention.node.name, read.parent) for read in reads]
+    calls += [(state.call.node.name, state.parent) for state in states]
+    first, parent = calls[0]
+    if parent.parent.meta["val"].shape[1] != nodes:
+        raise Miss(f"the loop visits {nodes} of the nodes that have a parent")
+    for name, other in calls:
+        if other != parent:
+            raise Miss(f"`{first}` and `{name}` of one loop follow different parents (I27)")
+    return TreeLoop(token, reads, [item for item in states if _lacks_ancestors(item.call.node)], parent, nodes)
+
+
 def _visit(token: Scope, graph: str) -> tuple[bool, list[Note]]:
     """Rewrites one token loop in place where all its tree reads match."""
-    assert token.loop is not None
-    attentions = _unmasked(token)
-    if not attentions:
+    attentions, states = _unmasked(token), _without_ancestors(token)
+    if not attentions and not states:
         note = _chain_note(token, graph)
         return False, [] if note is None else [note]
-    trip = _loop_trip(token.loop)
-    keys = tuple(attentions[0].node.meta.get("keys", ()))
+    keys = tuple((attentions or states)[0].node.meta.get("keys", ()))
     try:
-        if is_symbolic(trip):
-            raise Miss("the number of nodes is not fixed, so no mask [B,N,N] can be built")
-        reads = [match_read(value, token, trip) for value in attentions]
-        if reads[0].parent.parent.meta["val"].shape[1] != trip:
-            raise Miss(f"the loop visits {trip} of the nodes that have a parent")
-        if any(read.parent != reads[0].parent for read in reads):
-            raise Miss("attentions of one loop follow different parents")
+        found = _prove(token, attentions)
     except Miss as miss:
         return False, [Note(NAME, graph, str(miss), False, keys)]
-    _rewrite_loop(token, reads, trip)
-    message = (
-        f"path gathers of {len(reads)} attention(s) became masked reads of {trip} nodes; depth = mask.sum(-1) - 1; "
-        "assumes parent[i] < i (I1) and paths no longer than the path table's width (I7)"
-    )
-    return True, [Note(NAME, graph, message, True, keys)]
+    _rewrite_loop(found)
+    return True, [Note(NAME, graph, _message(found), True, keys)]
+
+
+def _message(found: TreeLoop) -> str:
+    said, assumed = [], ["parent[i] < i (I1)"]
+    if found.reads:
+        said.append(f"path gathers of {len(found.reads)} attention(s) became masked reads of {found.nodes} nodes")
+        said.append("depth = mask.sum(-1) - 1")
+        assumed.append("paths no longer than the path table's width (I7)")
+    if found.states:
+        said.append(f"{len(found.states)} recurrence(s) start from their parent's state and got their node's ancestors")
+    return f"{'; '.join(said)}; assumes {' and '.join(assumed)}"
 
 
 def insert_tree_masks(module: GraphModule, graph: str = "") -> tuple[GraphModule, tuple[Note, ...]]:
@@ -306,7 +348,7 @@ def insert_tree_masks(module: GraphModule, graph: str = "") -> tuple[GraphModule
 
     `graph` names the module in the notes. The module itself comes back where nothing fires.
     """
-    if not any(_unmasked(scope) for scope in Scope(module).walk()):
+    if not any(_unmasked(scope) or _without_ancestors(scope) for scope in Scope(module).walk()):
         chains = (_chain_note(scope, graph) for scope in Scope(module).walk() if _over_tokens(scope))
         return module, tuple(note for note in chains if note is not None)
     work = clone(module)

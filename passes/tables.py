@@ -47,7 +47,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`table` with row index + shift replaced by `row` [B,1,…]."""
+    """`table` with row index + shift replaced by `row`: [B,1,…] without its token dim, or [B,…] as it is."""
 
     table: Table
     row: Value
@@ -116,15 +116,15 @@ def write_of(value: Value, token: Scope) -> Write:
     if shift is None or dim != 1:
         raise Miss(f"`{name}` does not write the row of the token's own number")
     row = value.at(source)
-    if not row.calls(aten.squeeze.dim) or row.node.args[1] != 1:
-        raise Miss(f"`{name}` does not write one row [B,1,...] of the token")
-    if not _carried_on(value, table):
+    if row.calls(aten.squeeze.dim) and row.node.args[1] == 1:
+        row = row.at(row.node.args[0])
+    if not carried_on(value, table):
         raise Miss(f"`{name}` is not what the token loop carries on: rows of earlier tokens may be lost")
-    return Write(table, row.at(row.node.args[0]), shift)
+    return Write(table, row, shift)
 
 
-def _carried_on(value: Value, table: Table) -> bool:
-    """True where the written table becomes the loop's carried value `table.place`."""
+def carried_on(value: Value, table: Table) -> bool:
+    """True where the value becomes the loop's carried value `table.place`."""
     assert table.token.loop is not None
     result = table.token.loop.carried_out[table.place]
     if not table.sliced:

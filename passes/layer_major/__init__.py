@@ -24,14 +24,16 @@ from specc.ir.build import GraphBuilder
 from specc.ir.clone import clone
 from specc.ir.edit import Editor, LoopParts, erase_dead, finish, inherit
 from specc.ir.loop import trip_count
-from specc.ir.ops import causal_attention, tree_attention
+from specc.ir.ops import causal_attention, root_table, tree_attention
 from specc.ir.prune import prune
 from specc.ir.scope import Scope, Value
 from specc.manager import Note, Pass, PassContext, PassResult, predicate
-from specc.passes.layer_major.batch import NAME, Batcher, aten, describe
+from specc.passes.layer_major.batch import NAME, Batcher, aten
 from specc.passes.layer_major.dependence import Dependence, contains_layers, dependences
 from specc.passes.layer_major.layers import batch_layers
-from specc.passes.layer_major.values import Carried, Index, Refused, Rows, Uniform, Written
+from specc.passes.layer_major.recurrent import emit_recurrence
+from specc.passes.layer_major.values import Carried, Index, Refused, Rows, StateAfter, Uniform, Written, describe
+from specc.passes.recurrences import recurrences, state_table
 from specc.passes.tree_masked import is_ancestor_mask
 from specc.program import INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram
 
@@ -44,13 +46,14 @@ def _prepare(scope: Scope, builder: GraphBuilder) -> Batcher:
     assert loop is not None
     assert outer is not None
     tokens = trip_count(loop.axis, loop.trip, [operand.meta["val"] for operand in loop.sliced])
-    dims = [value.meta["val"] for value in loop.carried]
-    sliced = {place for place, node in enumerate(loop.carried_inside) if _goes_by_layer(scope, node)}
-    batcher = Batcher(builder, tokens, lambda place: int(dims[place].shape[1 + (place in sliced)]), batch_layers)
+    after = frozenset(place for place, items in loop.results().items() if any(item.users for item in items))
+    batcher = Batcher(builder, scope, scope, tokens, after, batch_layers, emit_recurrence)
+    states = {held.place for held in (state_table(call, scope) for call in recurrences(scope)) if held is not None}
     batcher.env[loop.index] = Index(0)
     for place, (node, operand) in enumerate(zip(loop.carried_inside, loop.carried, strict=True)):
         unchanged = loop.carried_out[place] is node
-        batcher.env[node] = Uniform(operand) if unchanged else Carried(place, False)
+        committed = _committed(operand) if place in states else None
+        batcher.env[node] = Uniform(operand) if unchanged else Carried(place, False, committed)
     for node, operand in zip(loop.sliced_inside, loop.sliced, strict=True):
         if operand.meta["val"].shape[1] != tokens:
             raise Refused(f"the loop visits {tokens} of the rows of `{operand.name}`")
@@ -60,12 +63,16 @@ def _prepare(scope: Scope, builder: GraphBuilder) -> Batcher:
     return batcher
 
 
-def _goes_by_layer(scope: Scope, node: Node) -> bool:
-    return any(node in inner.loop.sliced for inner in scope.inner("layer") if inner.loop is not None)
+def _committed(operand: Node) -> Node:
+    """The state before the first token, of a carried state or of a table of them."""
+    held = operand.args[0] if operand.target is root_table else operand
+    assert isinstance(held, Node)
+    return held
 
 
 def _table_after(editor: Editor, written: Written, loop: LoopParts, user: Node) -> Node:
     """What a user of the loop's table reads instead: the rows of all tokens, or the table with them put in."""
+    assert written.rows is not None
     rows, dim = written.rows.node, written.rows.axis
     count = rows.meta["val"].shape[dim]
     if user.target is aten.narrow.default and user.args[1:] == (dim, written.shift, count):
@@ -81,7 +88,7 @@ def _bind(editor: Editor, loop: LoopParts, values: list[Any]) -> None:
     first = len(loop.carried)
     for place, value in enumerate(values):
         unchanged = place < first and loop.carried_out[place] is loop.carried_inside[place]
-        table = place < first and isinstance(value, Written) and value.place == place
+        table = place < first and isinstance(value, (Written, StateAfter)) and value.place == place
         if not (unchanged or table or (place >= first and isinstance(value, Rows) and value.axis == 1)):
             kind = "carried value" if place < first else "stacked result"
             raise Refused(f"{kind} {place} of the loop is {describe(value)}")
@@ -93,10 +100,11 @@ def _bind(editor: Editor, loop: LoopParts, values: list[Any]) -> None:
 
 def _replace_result(editor: Editor, loop: LoopParts, item: Node, value: Any) -> None:
     if not isinstance(value, Written):
-        editor.replace(item, value.node)
+        editor.replace(item, value.last if isinstance(value, StateAfter) else value.node)
         return
     for user in list(item.users):
         new = _table_after(editor, value, loop, user)
+        assert value.rows is not None
         if new is value.rows.node and user.target is aten.narrow.default:
             editor.replace(user, new)
         else:
@@ -116,7 +124,7 @@ def _interchange(scope: Scope) -> str:
     editor = Editor(scope.parent.module, NAME)
     with editor.before(scope.loop.node):
         batcher = _prepare(scope, editor)
-        values = batcher.run(scope.module)
+        values = batcher.run()
         _bind(editor, scope.loop, values)
     return _found_text(found)
 
@@ -154,6 +162,7 @@ def layer_major(module: GraphModule, graph: str = "") -> tuple[GraphModule, tupl
     if not _candidates(module):
         return module, ()
     work = clone(module)
+    erase_dead(work)
     notes: list[Note] = []
     changed = False
     for scope in _candidates(work):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 
 from specc.ir import ops
 from specc.ir.build import GraphBuilder, output_values
 from specc.ir.dims import is_symbolic
 from specc.ir.edit import LoopParts, inherit, is_impure, is_loop, loop_parts
+from specc.ir.recurrence import recurrence_of
 from specc.ir.rowwise import NotRowWise, result_axis
-from specc.ir.scope import named_arguments, with_arguments
+from specc.ir.scope import Scope, named_arguments, with_arguments
 from specc.passes.layer_major.values import (
     Batched,
     Carried,
@@ -24,12 +25,16 @@ from specc.passes.layer_major.values import (
     Index,
     Loop,
     NodeRows,
+    ParentRow,
+    Recurred,
     Refused,
     Result,
     Rows,
     Several,
+    StateAfter,
     Uniform,
     Written,
+    describe,
     view,
 )
 
@@ -41,22 +46,35 @@ NAME = "layer-major"
 class Batcher:
     """Emits the batched form of a body into `builder`.
 
-    `tokens` is N (may be symbolic); `table_rows` gives the number of rows of carried table `place`; `layers` emits a
-    loop over layers; `env` maps the body's nodes to what they became.
+    `scope` is the body as it was, inside the loop over tokens `token`; `tokens` is N (may be symbolic); `read_after`
+    holds the carried values that are read behind the loop; `layers` emits a loop over layers, `recur` a recurrent op;
+    `env` maps the body's nodes to what they became.
     """
 
     builder: GraphBuilder
+    scope: Scope
+    token: Scope
     tokens: int
-    table_rows: Callable[[int], int]
+    read_after: frozenset[int]
     layers: Callable[[Batcher, LoopParts], tuple[Batched, ...]]
+    recur: Callable[[Batcher, Node], Recurred]
     env: dict[Node, Result] = field(default_factory=dict)
 
-    def run(self, module: GraphModule) -> list[Result | Any]:
+    def run(self) -> list[Result | Any]:
         """Emits every node of the body; returns what the body returned. Raises Refused."""
+        module = self.scope.module
         for node in module.graph.nodes:
             if node.op == "call_function":
                 self.env[node] = self._emit(node)
         return [self.env[item] if isinstance(item, Node) else item for item in output_values(module)]
+
+    def table_rows(self, place: int) -> int:
+        """The number of rows of carried table `place`."""
+        parts = self.token.loop
+        assert parts is not None
+        inside = parts.carried_inside[place]
+        by_layer = any(inside in inner.loop.sliced for inner in self.token.inner("layer") if inner.loop is not None)
+        return int(parts.carried[place].meta["val"].shape[1 + by_layer])
 
     def _emit(self, node: Node) -> Result:
         if is_loop(node):
@@ -70,6 +88,8 @@ class Batcher:
             return Uniform(self._call(node, node.args, node.kwargs))
         if all(isinstance(operand, Index) for operand in operands):
             return self._number(node)
+        if recurrence_of(node.target) is not None:
+            return self.recur(self, node)
         special = _SPECIAL.get(node.target)
         made = None if special is None else special(self, node)
         return self._rows(node) if made is None else made
@@ -95,6 +115,12 @@ class Batcher:
         value = self.env[source]
         if isinstance(value, Loop):
             return value.results[place]
+        if isinstance(value, Recurred):
+            if place == value.result:
+                return value.state
+            if isinstance(value.node.meta["val"], torch.Tensor):
+                return Rows(value.node, 1)
+            value = Several(value.node, 1)
         if not isinstance(value, (Uniform, Several)):
             raise Refused(f"`{node.name}` takes a part of what is not a tuple")
         made = self.builder.item(value.node, place, node.name)
@@ -180,7 +206,21 @@ class Batcher:
         value = self.env[source]
         if isinstance(value, Rows) and dim % value.node.meta["val"].dim() == value.axis:
             return Dropped(value.node, value.axis)
+        if isinstance(value, ParentRow) and dim == 1:
+            return replace(value, dropped=True)
         return None
+
+    def index(self, node: Node) -> Result | None:
+        """table[batch, numbers of one row each]: the rows of the tokens' parents, if a recurrent op takes them so."""
+        table, indices = node.args
+        held = self.env[table] if isinstance(table, Node) else None
+        if not isinstance(held, Carried) or held.committed is None:
+            return None
+        assert isinstance(indices, (list, tuple))
+        number = self.env[indices[-1]] if isinstance(indices[-1], Node) else None
+        if len(indices) != 2 or not isinstance(number, Rows) or number.axis != 1:
+            raise Refused(f"`{node.name}` does not read one row of a table of states per token")
+        return ParentRow(held, number)
 
     def unsqueeze(self, node: Node) -> Result | None:
         """Gives a dropped token dim back."""
@@ -195,6 +235,8 @@ class Batcher:
         table, row, dim, place = (self.env[item] if isinstance(item, Node) else item for item in node.args)
         if not isinstance(table, Carried):
             return None
+        if isinstance(row, StateAfter) and dim == 1 and isinstance(place, Index):
+            return self._state_rows(node, table, row, place)
         if not isinstance(place, Index) or not isinstance(row, Dropped) or row.axis != dim:
             raise Refused(f"`{node.name}` does not write the token's own row at the token's own number")
         size = self.table_rows(table.place)
@@ -204,13 +246,20 @@ class Batcher:
             raise Refused(f"`{node.name}` converts the row to the table's dtype")
         return Written(table.place, table.sliced, Rows(row.node, row.axis), place.offset, size)
 
+    def _state_rows(self, node: Node, table: Carried, state: StateAfter, place: Index) -> Written:
+        size = self.table_rows(table.place)
+        if place.offset < 0 or place.offset + self.tokens > size:
+            raise Refused(f"`{node.name}` writes rows from {place.offset} on into a table of {size} rows")
+        rows = None if state.states is None else Rows(state.states, 1)
+        return Written(table.place, table.sliced, rows, place.offset, size)
+
     def narrow(self, node: Node) -> Result | None:
         """The part of a written table that holds the tokens' rows."""
         source, dim, start, length = node.args
         value = self.env[source] if isinstance(source, Node) else None
         if not isinstance(value, Written):
             return None
-        if dim == value.rows.axis and start == value.shift and length == self.tokens:
+        if value.rows is not None and dim == value.rows.axis and start == value.shift and length == self.tokens:
             return NodeRows(value.rows)
         raise Refused(f"`{node.name}` takes other rows of a table than those of the tokens")
 
@@ -237,7 +286,12 @@ class Batcher:
         """All tokens' K or V rows for an attention, where column j of its mask is token j."""
         if isinstance(value, NodeRows):
             return value.rows
-        if isinstance(value, Written) and value.shift == 0 and (causal or value.size == self.tokens):
+        if (
+            isinstance(value, Written)
+            and value.rows is not None
+            and value.shift == 0
+            and (causal or value.size == self.tokens)
+        ):
             return value.rows
         if isinstance(value, Carried):
             raise Refused(f"`{node.name}` reads a table before the token's own row is in it")
@@ -250,20 +304,7 @@ _SPECIAL: dict[object, Callable[[Batcher, Node], Result | None]] = {
     aten.unsqueeze.default: Batcher.unsqueeze,
     aten.select_scatter.default: Batcher.write,
     aten.narrow.default: Batcher.narrow,
+    aten.index.Tensor: Batcher.index,
     ops.tree_attention: Batcher.attention,
     ops.causal_attention: Batcher.attention,
 }
-
-
-def describe(value: Any) -> str:
-    names = {
-        Uniform: "the same for every token",
-        Rows: "one row per token",
-        Dropped: "a row without its token dim",
-        Index: "the token's number",
-        Carried: "a table as earlier tokens left it",
-        Written: "a table with rows of all tokens so far",
-        NodeRows: "the rows of all tokens",
-        Several: "several results",
-    }
-    return names.get(type(value), "a constant")

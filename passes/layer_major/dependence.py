@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from specc.ir.scope import Scope
 from specc.passes.layer_major.values import Refused
+from specc.passes.recurrences import reads_a_table, recurrences, state_table
 from specc.passes.tables import carried_write
 
 
@@ -85,7 +86,14 @@ def _dependence(scope: Scope, place: int, layers: set[Node], after: set[Node]) -
     inside, result = scope.loop.carried_inside[place], scope.loop.carried_out[place]
     write = carried_write(scope, place) if scope.loop.axis == "token" else None
     if write is not None and write.table.sliced:
-        return Dependence(inside.name, "0..N-1", "0")
+        parents = _recurrent(scope, place, by_row=True)
+        return Dependence(inside.name, "1..N-1" if parents else "0..N-1", "0")
+    if (
+        scope.loop.axis == "token"
+        and _recurrent(scope, place, by_row=False)
+        and _only_layer_state(scope, inside, result, layers)
+    ):
+        return Dependence(inside.name, "1", "0")
     if write is not None and write.row.node not in after:
         if write.row.node in _reach({inside}, forward=True):
             raise Refused(
@@ -106,6 +114,12 @@ def _dependence(scope: Scope, place: int, layers: set[Node], after: set[Node]) -
     raise Refused(
         f"`{inside.name}` is a recurrence over {kind}s {where} the layers, at distance (1, 0): not rows of a table"
     )
+
+
+def _recurrent(scope: Scope, place: int, by_row: bool) -> bool:
+    """True where a recurrent op's state is this carried value, or (`by_row`) a row of it."""
+    found = ((call, state_table(call, scope)) for call in recurrences(scope))
+    return any(held is not None and held.place == place and reads_a_table(call) == by_row for call, held in found)
 
 
 def _only_layer_state(scope: Scope, inside: Node, result: object, layers: set[Node]) -> bool:

@@ -45,19 +45,59 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What carried value `place` is when the token's iteration starts; `sliced`: one layer's part of it."""
+    """What carried value `place` is when the token's iteration starts; `sliced`: one layer's part of it.
+
+    `committed`: for places of recurrent states, the state before the first token (None: not such a place).
+    """
 
     place: int
     sliced: bool
+    committed: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRow:
+    """The row of carried table `place` that belongs to the token's parent, by row numbers `number`.
+
+    `dropped`: without the token dim.
+    """
+
+    table: Carried
+    number: Rows
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recurred:
+    """The results of a recurrent op over all tokens: `node` has them, `state` stands for result number `result`."""
+
+    node: Node
+    result: int
+    state: StateAfter
+
+
+@dataclass(frozen=True, slots=True)
+class StateAfter:
+    """The state after the token, of carried value `place`.
+
+    `last`: the state after the last token of a chain (None in a tree). `states`: those of all tokens [B,N,…], where
+    something reads them.
+    """
+
+    place: int
+    sliced: bool
+    last: Node | None
+    states: Node | None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A carried table after the token's row is in it: row index + shift. `rows` holds the rows of all tokens."""
+    """A carried table after the token's row is in it: row index + shift. `rows` holds the rows of all tokens (None:
+    states that nothing but the recurrence itself reads)."""
 
     place: int
     sliced: bool
-    rows: Rows
+    rows: Rows | None
     shift: int
     size: int
 
@@ -77,7 +117,7 @@ class Several:
     axis: int
 
 
-Batched = Uniform | Rows | Several | Dropped | Index | Carried | Written | NodeRows
+Batched = Uniform | Rows | Several | Dropped | Index | Carried | Written | NodeRows | ParentRow | Recurred | StateAfter
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +148,20 @@ def view(value: Uniform | Rows) -> RowView | int | float | bool:
         return RowView(tuple(shape), None)
     shape[value.axis] = 1
     return RowView(tuple(shape), value.axis)
+
+
+def describe(value: object) -> str:
+    """The kind of value in words, for reasons."""
+    names = {
+        Uniform: "the same for every token",
+        Rows: "one row per token",
+        Dropped: "a row without its token dim",
+        Index: "the token's number",
+        Carried: "a table as earlier tokens left it",
+        Written: "a table with rows of all tokens so far",
+        NodeRows: "the rows of all tokens",
+        ParentRow: "the state after the token's parent",
+        StateAfter: "the state after the token",
+        Several: "several results",
+    }
+    return names.get(type(value), "a constant")

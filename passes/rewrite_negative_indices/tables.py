@@ -5,7 +5,8 @@
     select_scatter(table, row, d, i)                             ->    select_scatter(table, row, d, i + 1)
     narrow(table, d, 0, N)                                       ->    narrow(table, d, 1, N)
 
-Found by data flow from the op that makes the table, through loops. Only index operands and the layout change: the
+A `root_table` holds the committed state itself in that row: it is made with the row in front instead of behind. Found
+by data flow from the op that makes the table, through loops. Only index operands and the layout change: the
 values inside the tables (depths, paths, rows) and whatever is computed from `parent` stay as they are.
 """
 
@@ -64,6 +65,8 @@ def shift_tables(module: GraphModule, ranges: Ranges, graph: str) -> list[Note]:
             continue
         for use in table.shifts:
             _shift(use, ranges, table.rows, shifted)
+        if made.target is ops.root_table:
+            put(made, ("args", 2), 0)
         if _is_padding(made, reads, ranges):
             # Row 0 only fills masked lanes: checks may put anything there.
             made.meta["poison"] = Poison(dim, 0, 1)
@@ -76,7 +79,8 @@ def _note(made: Node, graph: str, message: str, *, fired: bool) -> Note:
 
 
 def _candidates(module: GraphModule) -> Iterator[tuple[Node, int]]:
-    """Constant tables that a token loop of `trip` iterations carries, with a dim of trip + 1 rows."""
+    """Tables that a token loop of `trip` iterations carries, with a dim of trip + 1 rows: constant ones, and those with
+    the committed state in their last row."""
     for node in module.graph.nodes:
         if not is_loop(node):
             continue
@@ -86,6 +90,12 @@ def _candidates(module: GraphModule) -> Iterator[tuple[Node, int]]:
             continue
         for operand in parts.carried:
             shape = shape_of(operand)
+            if shape is not None and operand.target is ops.root_table:
+                root = operand.args[2]
+                assert isinstance(root, int)
+                if shape[2] == trip + 1 and root % shape[2] == trip:
+                    yield operand, 2
+                continue
             if shape is None or operand.target is not ops.full_rows:
                 continue
             fitting = [dim for dim, size in enumerate(shape) if dim and size == trip + 1]
@@ -253,9 +263,9 @@ def _row_name(operand: Node) -> str:
 
 
 def _is_padding(made: Node, reads: list[IndexUse], ranges: Ranges) -> bool:
-    """The dummy row of rows of floats that no read takes for the committed context."""
+    """The dummy row of rows of floats that no read takes for the committed context, and that holds nothing."""
     committed = any("committed" in ranges.of(use.operand).sentinels for use in reads)
-    return not committed and bool(made.meta["val"].dtype.is_floating_point)
+    return made.target is ops.full_rows and not committed and bool(made.meta["val"].dtype.is_floating_point)
 
 
 def _summary(table: Table, reads: list[IndexUse], ranges: Ranges) -> str:

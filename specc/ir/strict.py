@@ -103,7 +103,8 @@ _CHECKS |= {
 
 def _declared(declared: OpInfo, named: Named) -> Iterator[Check]:
     for item in declared.indices:
-        yield item.operand, named[item.operand], named[item.into].shape[item.dim] + item.slack
+        if named[item.operand] is not None:
+            yield item.operand, named[item.operand], named[item.into].shape[item.dim] + item.slack
 
 
 def check_indices(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specc.ir.op import IndexOperand, op
+from specc.ir.recurrence import Recurrence
 
 
 def _taps(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -36,6 +37,7 @@ def _short_conv_fake(
 @op(
     "short_conv(Tensor window, Tensor x, Tensor weight, Tensor? bias=None, Tensor? live=None) -> (Tensor, Tensor)",
     fake=_short_conv_fake,
+    meta={"recurrence": Recurrence(state="window", result=1, rows=("x",), tree="tree_conv", live="live")},
 )
 def short_conv(
     window: torch.Tensor,

@@ -6,6 +6,7 @@ import torch
 
 from specc.ir.op import IndexOperand, op
 from specc.ir.ops.delta_math import apply_steps, rows_of, step, take, unit, unit_lower_inverse, weighted_factors
+from specc.ir.recurrence import Recurrence
 from specc.ir.traffic import counted, load_state, store_state
 
 _ROWS = "Tensor state, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta"
@@ -17,7 +18,20 @@ def _chain_fake(
     return v.new_empty(v.shape), v.new_empty(v.shape, dtype=state.dtype), state.new_empty(state.shape)
 
 
-@op(f"delta_rule({_ROWS}, Tensor? ancestors=None) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
+@op(
+    f"delta_rule({_ROWS}, Tensor? ancestors=None) -> (Tensor, Tensor, Tensor)",
+    fake=_chain_fake,
+    meta={
+        "recurrence": Recurrence(
+            state="state",
+            result=2,
+            rows=("q", "k", "v", "g", "beta"),
+            tree="delta_rule_verify",
+            states="delta_rule_verify_states",
+            ancestors="ancestors",
+        )
+    },
+)
 @counted
 def delta_rule(
     state: torch.Tensor,
