@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specc.check import step_checks, twins
+from specc.check import recurrent, slots, step_checks, twins
 from specc.check.compare import difference, mapping_difference
 from specc.check.drafts import as_bag, planted, truncated
 from specc.check.example import AGAINST, StepPlan
@@ -127,39 +127,63 @@ def before_verify(session: Session, action: str, plan: StepPlan, bag: Bag) -> No
 
 
 def poisoned(state: State, session: Session) -> State:
-    """A flushed state with ±1e30 in every row that nobody may read any more. Never NaN: 0 * NaN leaks in right code."""
-    length = state["length"]
+    """The state with ±1e30 in every row that nobody may read any more: cache rows behind the text, rows of nodes that
+    are not pending, factors that do not count. Never NaN: 0 * NaN leaks in right code."""
     made = copied(state)
-    for name in ("k_cache", "v_cache"):
-        column = torch.arange(made[name].shape[2])
-        unread = column[None, :] >= length[:, None]
-        sign = torch.where(column % 2 == 0, 1.0, -1.0).to(made[name].dtype) * POISON
-        made[name] = torch.where(unread[None, :, :, None, None], sign[None, None, :, None, None], made[name])
-    for name in ("k_candidate", "v_candidate"):
-        if name in made:
-            made[name] = torch.full_like(made[name], -POISON)
+    used = _pending_nodes(state, session.subject.spec.num_nodes)
+    for name, value in state.items():
+        role = slots.role(name)
+        if role in slots.CACHES and "pending_length" not in state:
+            unread = torch.arange(value.shape[2])[None, :] >= state["length"][:, None]
+        elif role in slots.CACHES:
+            first = torch.maximum(state["length"], state["pending_length"] + session.subject.spec.num_nodes)
+            unread = torch.arange(value.shape[2])[None, :] >= first[:, None]
+        elif role in slots.NODE_ROWS:
+            unread = ~used
+        elif role in slots.PENDING_ROWS and "pending_factors" in state:
+            unread = torch.arange(value.shape[2])[None, :] >= state["pending_factors"][:, None]
+        else:
+            continue
+        column = torch.arange(value.shape[2])
+        sign = torch.where(column % 2 == 0, 1.0, -1.0).to(value.dtype) * POISON
+        wide = [1] * (value.dim() - 3)
+        made[name] = torch.where(
+            unread.reshape(1, *unread.shape, *wide), sign.reshape(1, 1, -1, *wide).expand_as(value), value
+        )
     return made
 
 
+def _pending_nodes(state: State, nodes: int) -> Tensor:
+    """bool [B,N]: nodes of the last verify whose rows a pending commit will read."""
+    length = state["length"]
+    used = torch.zeros((length.shape[0], nodes), dtype=torch.bool)
+    if "pending_path" in state:
+        for row, (path, count) in enumerate(zip(state["pending_path"], state["pending_emitted"], strict=True)):
+            used[row, path[: int(count)]] = True
+    return used
+
+
 def poison(session: Session, bag: Bag) -> None:
-    """I17: the step is bit for bit the same whatever stands in the rows of rejected nodes and behind the text."""
-    crew, outcomes = session.crew, list[tuple[State, Results]]()
+    """I17: the step is bit for bit the same whatever stands in the rows of rejected nodes and behind the text, with
+    what is pending left pending, and after a flush."""
+    crew = session.crew
     clean, _ = crew.run(crew.leader, "flush", session.fork(), {})
-    clean = copied(clean)
-    for state in (copied(clean), poisoned(clean, session)):
-        seen: Results = {}
-        for step in ("verify", "accept", "commit"):
-            state, results = crew.run(crew.leader, step, state, {**bag, **seen})
-            seen |= results
-        outcomes.append((view(crew.leader, state, session.eagle), seen))
-    live = crew.live
-    for place in (0, 1):
-        one, other = outcomes[1][place], outcomes[0][place]
-        if place:
-            one, other = (_live_only(values, live) for values in (one, other))
-        gap = mapping_difference(one, other, exact=True)
-        text = None if gap is None else f"rows that nobody may read change {gap}"
-        session.checks.require("I17", crew.where, text, session.tree(bag, 0))
+    for start in (session.fork(), copied(clean)):
+        outcomes = list[tuple[State, Results]]()
+        for state in (copied(start), poisoned(start, session)):
+            seen: Results = {}
+            for step in ("verify", "accept", "commit"):
+                state, results = crew.run(crew.leader, step, state, {**bag, **seen})
+                seen |= results
+            outcomes.append((view(crew.leader, state, session.eagle), seen))
+        live = crew.live
+        for place in (0, 1):
+            one, other = outcomes[1][place], outcomes[0][place]
+            if place:
+                one, other = (_live_only(values, live) for values in (one, other))
+            gap = mapping_difference(one, other, exact=True)
+            text = None if gap is None else f"rows that nobody may read change {gap}"
+            session.checks.require("I17", crew.where, text, session.tree(bag, 0))
 
 
 def _live_only(values: Results, live: Tensor) -> Results:
@@ -229,19 +253,21 @@ def at_end(session: Session) -> None:
 
 
 def committed_rows(session: Session) -> None:
-    """I27: every committed K and V row is the one that plain decoding of the text computes."""
+    """I16, I27: every committed K and V row, state and window is the one that plain decoding of the text computes."""
     texts = session.committed_texts()
     rows = [row for row, text in enumerate(texts) if text]
+    recurrent.at_end(session)
     if not rows or not session.checks.wants("I27"):
         return
     plain = session.subject.plain.forward([texts[row] for row in rows])
-    state = session.crew.state
+    state, geometry = session.crew.state, session.subject.spec.target.geometry
     for place, row in enumerate(rows):
         size = len(texts[row])
-        for name, layers in (("k", plain.keys), ("v", plain.values)):
-            wanted = torch.stack([layer[place, :size] for layer in layers])
-            what = f"committed {name.upper()} rows [layer, row, …] differ from plain decoding"
-            got = state[f"{name}_cache"][:, row, :size]
+        for name in slots.named(state, slots.CACHES):
+            layers = plain.keys if slots.role(name) == "k_cache" else plain.values
+            wanted = torch.stack([layers[layer][place, :size] for layer in slots.layers_of(name, geometry)])
+            what = f"committed rows of `{name}` [layer, row, …] differ from plain decoding"
+            got = state[name][:, row, :size]
             step_checks.values_agree(session, "I27", f"the end, row {row}", what, got, wanted)
 
 

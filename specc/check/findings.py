@@ -15,6 +15,7 @@ PASS_INVARIANT = {
     "insert-tree-masks": "I3",
     "layer-major": "I18",
     "fuse-deferred-state-update": "I19",
+    "select-schedule": "I16",
     "plan-buffers": "I8",
 }
 """The invariant that stands for a pass: a difference between before and after that pass is reported under it."""

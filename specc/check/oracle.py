@@ -1,4 +1,4 @@
-"""Plain decoding of whole texts, cached: logits after a text, its continuation, its K/V rows."""
+"""Plain decoding of whole texts, cached: logits after a text, its continuation, its K/V rows and states."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class PlainDecoding:
     prefix: str = ""
     window: int = 0
     _logits: dict[Text, Tensor] = field(default_factory=dict)
+    _last_key: tuple[Text, ...] = ()
+    _last: PlainOutput | None = None
 
     def forward(self, texts: Sequence[Sequence[int]]) -> PlainOutput:
         """All texts, padded behind with token 0 (which no earlier position sees)."""
@@ -49,6 +51,27 @@ class PlainDecoding:
 
     def node_logits(self, committed: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
         """The logits [B,N,V] of every valid node after its own path; padding nodes get zeros."""
+        plain, wanted = self._at_nodes(committed, trees)
+        out = torch.zeros((len(trees), trees[0].num_nodes, plain.logits.shape[-1]), dtype=plain.logits.dtype)
+        for row, node, place, position in wanted:
+            out[row, node] = plain.logits[place, position]
+        return out
+
+    def node_states(self, committed: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> dict[int, Tensor]:
+        """Recurrent layer -> its states [B,N,HV,V,K] after every valid node's own path; padding nodes get zeros."""
+        plain, wanted = self._at_nodes(committed, trees)
+        found: dict[int, Tensor] = {}
+        for layer, states in enumerate(plain.states):
+            if states.numel():
+                found[layer] = states.new_zeros((len(trees), trees[0].num_nodes, *states.shape[2:]))
+                for row, node, place, position in wanted:
+                    found[layer][row, node] = states[place, position]
+        return found
+
+    def _at_nodes(
+        self, committed: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> tuple[PlainOutput, list[tuple[int, int, int, int]]]:
+        """The texts along all paths to leaves, and (row, node, text, position) of every valid node."""
         texts: list[Text] = []
         places: dict[Text, int] = {}
         wanted: list[tuple[int, int, int, int]] = []
@@ -61,8 +84,8 @@ class PlainDecoding:
                     if place == len(texts):
                         texts.append(text)
                     wanted += [(row, i, place, len(committed[row]) + depth) for depth, i in enumerate(path)]
-        logits = self.forward(texts).logits
-        out = torch.zeros((len(trees), trees[0].num_nodes, logits.shape[-1]), dtype=logits.dtype)
-        for row, node, place, position in wanted:
-            out[row, node] = logits[place, position]
-        return out
+        key = tuple(texts)
+        if key != self._last_key:
+            self._last_key, self._last = key, self.forward(texts)
+        assert self._last is not None
+        return self._last, wanted

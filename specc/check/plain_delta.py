@@ -84,7 +84,8 @@ def convolution(mixed: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return silu(out if bias is None else out + bias)
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
+    """x of unit length along its last dim, as q and k are in the rule."""
     return x / ((x * x).sum(-1, keepdim=True) + UNIT_EPS).sqrt()
 
 
@@ -114,7 +115,7 @@ def delta_layer(x: Tensor, w: Named, delta: DeltaGeometry) -> tuple[Tensor, Tens
     softplus = torch.where(rate > 20, rate, (1 + rate.clamp(max=20).exp()).log())
     decay = (-w["a_log"].exp() * softplus).exp()
     beta = sigmoid(b) * (2 if delta.allow_neg_eigval else 1)
-    o, states = rule(_unit(q)[:, :, owner] / delta.key_dim**0.5, _unit(k)[:, :, owner], v, decay, beta)
+    o, states = rule(unit(q)[:, :, owner] / delta.key_dim**0.5, unit(k)[:, :, owner], v, decay, beta)
     normed = o / (o.pow(2).mean(-1, keepdim=True) + delta.norm_eps).sqrt() * w["o_norm"]
     out = normed if gate is None else normed * silu(gate)
     return w.project(out.flatten(2), "o_proj"), mixed, states

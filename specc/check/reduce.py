@@ -1,13 +1,15 @@
 """A spec's geometry reduced within its family, so that hundreds of examples run in float64 on one core.
 
-What is kept: the family and its switches (biases, q/k norm, tied head, rope scaling), the ratio of query to KV heads,
-whether head_dim is hidden_size / heads, the draft method, the tree and its numbers. What shrinks: layers (at most 2),
-widths (hidden_size at most 64), the vocabulary, positions and the sequence length.
+What is kept: the family and its switches (biases, q/k norm, tied head, rope scaling, gates, convolutions), the ratio of
+query to KV heads and of value to key heads, whether head_dim is hidden_size / heads, the draft method, the tree and its
+numbers. What shrinks: layers (at most 2; of a hybrid the kinds in their order, twice), widths (hidden_size at most 64),
+experts, the vocabulary, positions and the sequence length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from specc.spec import LoadedSpec, from_mapping, to_mapping
@@ -26,8 +28,63 @@ ROPE_ORIGINAL = 16
 """`original_max_position_embeddings` of llama3 scaling: within the sequence, so that all three bands occur."""
 
 
-def _model(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """A small configuration of the same family and switches."""
+def _delta(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A small Gated DeltaNet: two key heads, K = V = 4 or as near as `expand_v` allows."""
+    small = dict(config)
+    share = min(config["num_v_heads"] // config["num_heads"], 2)
+    small["num_hidden_layers"] = min(LAYERS, config["num_hidden_layers"])
+    small["num_heads"] = min(config["num_heads"], 2)
+    small["num_v_heads"] = share * small["num_heads"]
+    whole = (size for size in (4, 6, 8, 10, 12, 16) if (size * config["expand_v"]).is_integer())
+    small["head_dim"] = next(whole, config["head_dim"])
+    small |= {"hidden_size": 24, "intermediate_size": 40, "max_position_embeddings": POSITIONS}
+    return small | {"vocab_size": VOCABULARY}
+
+
+def shortened(kinds: Sequence[str]) -> list[str]:
+    """Layer types with no kind more than twice in a row, up to where the first run of each has ended, twice over."""
+    runs = [(kind, min(len(list(group)), 2)) for kind, group in groupby(kinds)]
+    seen = {kind: place for place, (kind, _) in reversed(list(enumerate(runs)))}
+    once = [kind for kind, count in runs[: max(seen.values()) + 1] for _ in range(count)]
+    return once * LAYERS if len(kinds) >= LAYERS * len(once) else once
+
+
+def _hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A small qwen3_next: its kinds of layers, its sparse layers as far as the shorter stack has them."""
+    small = dict(config)
+    kinds = shortened(config["layer_types"])
+    small |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+    share = min(config["linear_num_value_heads"] // config["linear_num_key_heads"], 2)
+    small["linear_num_key_heads"] = min(config["linear_num_key_heads"], 2)
+    small["linear_num_value_heads"] = share * small["linear_num_key_heads"]
+    small |= {"linear_key_head_dim": 4, "linear_value_head_dim": 6}
+    group = min(config["num_attention_heads"] // config["num_key_value_heads"], 4)
+    shared = 2 if config["num_key_value_heads"] > 1 else 1
+    small |= {"num_attention_heads": group * shared, "num_key_value_heads": shared, "head_dim": HEAD_DIM}
+    if int(HEAD_DIM * config["partial_rotary_factor"]) < 2:
+        small["partial_rotary_factor"] = 2 / HEAD_DIM
+    experts = min(config["num_experts"], 4)
+    small |= {"num_experts": experts, "num_experts_per_tok": min(config["num_experts_per_tok"], max(experts // 2, 1))}
+    small["decoder_sparse_step"] = min(config["decoder_sparse_step"], len(kinds))
+    small["mlp_only_layers"] = [layer for layer in config["mlp_only_layers"] if layer < len(kinds)]
+    small |= {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 12}
+    small |= {"hidden_size": 24, "intermediate_size": 40, "max_position_embeddings": POSITIONS}
+    return small | {"vocab_size": VOCABULARY}
+
+
+def _target(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    if family == "gated_deltanet":
+        return _delta(config)
+    return _hybrid(config) if family == "qwen3_next" else _model(config, LAYERS)
+
+
+def _attends_only(config: Mapping[str, Any]) -> bool:
+    """Whether a target's config is a transformer's."""
+    return "num_attention_heads" in config and "linear_key_head_dim" not in config
+
+
+def _model(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """A small transformer of the same switches."""
     small = dict(config)
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
     group = min(heads // shared, 4)
@@ -48,8 +105,9 @@ def _model(config: dict[str, Any], layers: int) -> dict[str, Any]:
 def _head(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     """A small EAGLE-3 head on the reduced target; a smaller draft vocabulary stays smaller."""
     small = dict(config)
-    for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
-        small[key] = target[key]
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
+    small |= {key: target[key] for key in ("hidden_size", "intermediate_size")}
+    small |= {key: target.get(key, count) for key, count in heads.items()}
     small["max_position_embeddings"] = POSITIONS
     small["draft_vocab_size"] = DRAFT_VOCABULARY
     if small.get("rope_scaling"):
@@ -64,7 +122,7 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
         fewer = draft["config"]["num_hidden_layers"] < old["num_hidden_layers"]
         small["config"] = _model(draft["config"], 1 if fewer else LAYERS)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-        small["config"] |= {key: target[key] for key in same}
+        small["config"] |= {key: target[key] for key in same} if _attends_only(target) else {}
     if draft["method"] == "eagle3":
         small["config"] = _head(draft["config"], target)
         layers = target["num_hidden_layers"]
@@ -87,7 +145,7 @@ def reduced_mapping(loaded: LoadedSpec) -> dict[str, Any]:
     mapping.pop("backend", None)
     target = mapping["target"]
     old = dict(target["config"])
-    target["config"] = _model(old, LAYERS)
+    target["config"] = _target(target["family"], old)
     mapping["draft"] = _draft(mapping["draft"], old, target["config"])
     accept = mapping["accept"]
     accept["stop_tokens"] = [2 + 7 * number for number in range(min(len(accept.get("stop_tokens", ())), 3))]

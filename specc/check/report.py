@@ -48,6 +48,7 @@ class Report:
     counterexample: Counterexample | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     selected: frozenset[str] = frozenset()
+    features: frozenset[Applies] = frozenset({Applies.KV})
 
     @property
     def ok(self) -> bool:
@@ -61,7 +62,7 @@ class Report:
             return f"{count} test{'s' if count > 1 else ''}"
         if entry.id in self.notes:
             return self.notes[entry.id]
-        if Applies.KV not in entry.applies_to:
+        if self.features.isdisjoint(entry.applies_to):
             what = "/".join(sorted(kind.value for kind in entry.applies_to))
             return f"not applicable: {what} targets only"
         return NOT_TESTED if entry.id in self.selected else "not selected"

@@ -17,7 +17,8 @@ from specc.check.session import Session
 from specc.check.tally import Tally
 from specc.check.workbench import Workbench, enough_variations
 from specc.diagnostics import DiagnosticError, error
-from specc.invariants import INVARIANTS, invariant
+from specc.invariants import INVARIANTS, Applies, invariant
+from specc.models.geometry import Geometry
 from specc.spec import LoadedSpec
 
 SHRINK_SECONDS = 20.0
@@ -43,6 +44,13 @@ def selected_ids(names: Iterable[str] | None) -> frozenset[str]:
             message = f"there is no invariant `{name}`"
             raise DiagnosticError([error("SPC502", message, help=f"invariants: {known}")]) from None
     return frozenset(found)
+
+
+def features_of(geometry: Geometry) -> frozenset[Applies]:
+    """What a target has that invariants speak of."""
+    kinds = {layer.mixer for layer in geometry.layers}
+    found = {"attention": Applies.KV, "delta": Applies.RECURRENT}
+    return frozenset(found[kind] for kind in kinds)
 
 
 @dataclass
@@ -175,6 +183,7 @@ def run(
         counterexample=counterexample,
         notes=notes,
         selected=checks.selected,
+        features=features_of(loaded.spec.target.geometry),
     )
 
 
@@ -201,4 +210,5 @@ def replay(loaded: LoadedSpec, token: str, invariants: Iterable[str] | None = No
         exercise=tally.as_json(),
         counterexample=found,
         selected=checks.selected,
+        features=features_of(loaded.spec.target.geometry),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specc.check import recurrent, slots
 from specc.check.compare import difference, mapping_difference
 from specc.check.drafts import needs_law
 from specc.check.machines import Interpreted, State, copied
@@ -123,7 +124,8 @@ def _described(session: Session, text: Sequence[int]) -> DraftTree:
 
 
 def verified(session: Session, before: State, trees: Sequence[DraftTree], bag: Bag) -> None:
-    """I24: the committed state is as before. I23: every node's logits are those of plain decoding after its path."""
+    """I24: the committed state is as before. I16, I23: every node's states and logits are those of plain decoding after
+    its path."""
     crew, checks = session.crew, session.checks
     if checks.wants("I24"):
         gap = mapping_difference(view(crew.leader, crew.state, session.eagle), before, exact=True)
@@ -132,6 +134,7 @@ def verified(session: Session, before: State, trees: Sequence[DraftTree], bag: B
     for member in crew.members[1:]:
         if isinstance(member.machine, Interpreted) and not session.subject.spec.is_chain:
             check_masks(checks, member.machine, crew.where, trees, lengths)
+    recurrent.nodes_verified(session, trees)
     if not checks.wants("I23"):
         return
     live = [row for row in range(len(trees)) if bool(crew.live[row])]
@@ -148,26 +151,30 @@ def verified(session: Session, before: State, trees: Sequence[DraftTree], bag: B
 
 
 def candidate_rows(session: Session) -> State | None:
-    """K and V rows [L,B,N,Hkv,D] of the nodes just verified, wherever the machine keeps them."""
+    """What the nodes just verified leave to be moved, by the slot that it is moved to: K and V rows [L,B,N,Hkv,D],
+    wherever the machine keeps them, and the convolution's inputs [L,B,N,C]."""
     if not session.checks.wants("I8", "I27"):
         return None
     state, spec = session.crew.state, session.subject.spec
     found: State = {}
-    for name in ("k", "v"):
-        if f"{name}_candidate" in state:
-            found[name] = state[f"{name}_candidate"].clone()
+    for name in slots.named(state, slots.CACHES):
+        candidate = name.replace("_cache", "_candidate")
+        if candidate in state:
+            found[name] = state[candidate].clone()
             continue
-        cache, start = state[f"{name}_cache"], state["length"]
+        cache, start = state[name], state["length"]
         place = start[:, None] + torch.arange(spec.num_nodes)
         index = place[None, :, :, None, None].expand(cache.shape[0], -1, -1, *cache.shape[3:])
         found[name] = cache.gather(2, index)
+    for name in slots.named(state, ["conv_candidate"]):
+        found[name.replace("conv_candidate", "conv_window")] = state[name].clone()
     return found
 
 
 def committed(
     session: Session, before: State, rows: State | None, bag: Bag, accepted: Sequence[Acceptance | None]
 ) -> None:
-    """I8, I9, I14, I25, I27: rows moved along one path, length advanced, control slots as the acceptance says."""
+    """I8, I9, I14, I16, I25, I27: rows and states moved along one path, length and control slots as accepted."""
     crew, checks = session.crew, session.checks
     after = view(crew.leader, copied(crew.state), session.eagle)
     idle = torch.tensor([outcome is None for outcome in accepted])
@@ -201,17 +208,18 @@ def _row_committed(
     checks.require(
         "I25", where, None if finished == outcome.stopped else f"finished is {finished} after {outcome}", tree
     )
-    for name in ("k", "v") if rows is not None else ():
+    for name in slots.named(after, slots.CACHES) if rows is not None else ():
         assert rows is not None
-        cache = after[f"{name}_cache"][:, row]
-        old = before[f"{name}_cache"][:, row, :length]
+        cache = after[name][:, row]
+        old = before[name][:, row, :length]
         gap = difference(cache[:, :length], old, exact=True)
-        text = None if gap is None else f"committed {name.upper()} rows changed, [layer, row, …]: {gap}"
+        text = None if gap is None else f"committed rows of `{name}` changed, [layer, row, …]: {gap}"
         checks.require("I8", where, text, tree, outcome.path)
         wanted = rows[name][:, row, list(outcome.path[:count])]
         gap = difference(cache[:, length : length + count], wanted, exact=True)
-        text = None if gap is None else f"{name.upper()} rows are not those of the path, [layer, row, …]: {gap}"
+        text = None if gap is None else f"rows of `{name}` are not those of the path, [layer, row, …]: {gap}"
         checks.require("I27" if checks.wants("I27") else "I8", where, text, tree, outcome.path)
+    recurrent.row_committed(session, row, before, after, rows, outcome, tree)
     if "history" in after:
         shown = after["history"][row, : length + count + 1].tolist()
         gap = None if shown == session.texts[row] else f"history is {shown}, the text {session.texts[row]}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specc.check import slots
 from specc.check.compare import mapping_difference
 from specc.check.crew import Op, comparable
 from specc.check.drafts import as_bag
@@ -20,7 +21,7 @@ from specc.testing.draft_tree import DraftTree, make_tree
 if TYPE_CHECKING:
     from specc.check.session import Session
 
-TARGET_SLOTS = ("length", "root_token", "finished", "remaining", "k_cache", "v_cache")
+TARGET_CONTROL = ("length", "root_token", "finished", "remaining")
 
 
 def compare(session: Session) -> None:
@@ -128,10 +129,8 @@ def split_prompts(session: Session) -> None:
 
 def _split_difference(seen: State, wanted: State) -> str | None:
     """Without how many drafter rows are left to catch up, which depends on the cuts."""
-    names = (*TARGET_SLOTS, "history", "logits")
-    return mapping_difference(
-        {name: seen[name] for name in names if name in seen}, {name: wanted[name] for name in names if name in wanted}
-    )
+    one, other = ({**_target(state), **_named(state, "history", "logits")} for state in (seen, wanted))
+    return mapping_difference(one, other)
 
 
 def _by_plain_steps(session: Session, prompt: Sequence[int], cut: int, key: int) -> State:
@@ -144,7 +143,8 @@ def _by_plain_steps(session: Session, prompt: Sequence[int], cut: int, key: int)
         logits = results["logits"]
     seen = view(machine, state, session.eagle)
     # A plain step counts emitted tokens and does not keep the drafter's text.
-    return {name: seen[name] for name in ("length", "root_token", "k_cache", "v_cache")} | {"logits": logits}
+    counted = ("finished", "remaining")
+    return {name: value for name, value in _target(seen).items() if name not in counted} | {"logits": logits}
 
 
 def chain_as_tree(session: Session, twin: Subject) -> None:
@@ -191,15 +191,21 @@ def chain_as_tree(session: Session, twin: Subject) -> None:
             texts[row] += [roots[row], *emitted] if count else []
 
 
+def _named(seen: State, *names: str) -> State:
+    return {name: seen[name] for name in names if name in seen}
+
+
 def _target(seen: State) -> State:
-    return {name: seen[name] for name in TARGET_SLOTS}
+    """What the target's steps leave behind."""
+    return _named(seen, *TARGET_CONTROL, *slots.named(seen, (*slots.CACHES, *slots.RECURRENT)))
 
 
 def _without_capacity(one: State, other: State) -> str | None:
     """The caches of the two have different numbers of spare rows."""
-    rows = min(one["k_cache"].shape[2], other["k_cache"].shape[2])
+    caches = slots.named(one, slots.CACHES)
+    rows = {name: min(one[name].shape[2], other[name].shape[2]) for name in caches}
     cut = [
-        {name: value[:, :, :rows] if name.endswith("_cache") else value for name, value in state.items()}
+        {name: value[:, :, : rows[name]] if name in rows else value for name, value in state.items()}
         for state in (one, other)
     ]
     return mapping_difference(cut[0], cut[1])

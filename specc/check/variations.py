@@ -46,6 +46,16 @@ def changed(mapping: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     return made
 
 
+def other_update(mapping: Mapping[str, Any]) -> Changes:
+    """The same commit, deferred where it is immediate, and the other way round."""
+    recurrent = mapping["target"]["family"] in RECURRENT
+    if mapping["commit"].get("update", "immediate") == "deferred":
+        changes: dict[str, Any] = {"commit.update": "immediate", "commit.window": None}
+    else:
+        changes = {"commit.update": "deferred"} | ({"commit.state": "factors"} if recurrent else {})
+    return changes if mapping["target"]["family"] == "gated_deltanet" else {**changes, "commit.kv": "path_index"}
+
+
 def as_chain(length: int) -> Changes:
     """A chain of this many drafted tokens."""
     return {
@@ -81,10 +91,43 @@ def as_dynamic(tokens: int, steps: int, top_k: int) -> Changes:
     }
 
 
+RECURRENT = ("gated_deltanet", "qwen3_next")
+COMMITS: dict[str, Changes] = {
+    "snapshots": {"commit.state": "snapshots", "commit.update": "immediate", "commit.window": None},
+    "replay": {"commit.state": "replay", "commit.update": "immediate", "commit.window": None},
+    "factors": {"commit.state": "factors", "commit.update": "immediate", "commit.window": None},
+    "factors, deferred": {"commit.state": "factors", "commit.update": "deferred", "commit.window": 1},
+    "factors, window 4": {"commit.state": "factors", "commit.update": "deferred", "commit.window": 4},
+}
+"""How accepted tokens reach a recurrent state."""
+SCHEDULES = ("tree", "serial", "hybrid", "replay")
+
+
+def _states(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
+    """Every schedule and every commit of recurrent layers, each schedule with several commits (a trial of each pair is
+    what the lossless matrix is for)."""
+    if mapping["target"]["family"] not in RECURRENT:
+        return
+    pairs = (
+        ("tree", "factors, window 4"),
+        ("serial", "factors, deferred"),
+        ("hybrid", "snapshots"),
+        ("replay", "replay"),
+        ("tree", "factors"),
+        ("hybrid", "factors, window 4"),
+        ("serial", "snapshots"),
+        ("tree", "factors, deferred"),
+    )
+    for schedule, commit in pairs:
+        yield f"{schedule}, {commit}", {"verify.recurrence": schedule, **COMMITS[commit]}
+
+
 def _commits(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     update = mapping["commit"].get("update", "immediate")
     other = "immediate" if update == "deferred" else "deferred"
-    yield f"commit.update={other}", {"commit.update": other, "commit.kv": "path_index"}
+    yield f"commit.update={other}", other_update(mapping)
+    if mapping["target"]["family"] == "gated_deltanet":
+        return
     fast = mapping["commit"].get("fast_reorder", True)
     yield (
         f"commit.fast_reorder={not fast}".lower(),
@@ -92,6 +135,12 @@ def _commits(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     )
     for kv in ("length", "path_index"):
         yield f"commit.kv={kv}", {"commit.kv": kv, "commit.update": "immediate"}
+
+
+def _deferred(mapping: Mapping[str, Any]) -> Changes:
+    """A deferred update, whatever the spec has."""
+    now = changed(mapping, {"commit.update": "immediate"})
+    return other_update(now)
 
 
 def _shapes(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
@@ -103,11 +152,10 @@ def _shapes(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     if draft["tree"] != "chain":
         yield "chain of the same depth", as_chain(depth)
         yield "dynamic tree of few nodes", as_dynamic(4, 3, 2)
-        deferred = {"commit.update": "deferred", "commit.kv": "path_index"}
-        yield "dynamic tree, deferred", {**as_dynamic(6, 3, 3), **deferred}
+        yield "dynamic tree, deferred", {**as_dynamic(6, 3, 3), **_deferred(mapping)}
     else:
         yield "dynamic tree", {**as_dynamic(7, 3, 3), "commit.kv": None}
-        yield "dynamic tree, deferred", {**as_dynamic(7, 3, 3), "commit.update": "deferred", "commit.kv": "path_index"}
+        yield "dynamic tree, deferred", {**as_dynamic(7, 3, 3), **_deferred(mapping)}
         yield "chain of one token", as_chain(1)
     if not lookup:
         yield "static tree of depth 1", as_static([[0], [1], [2], [3]])
@@ -116,7 +164,7 @@ def _shapes(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     yield "top_k=1", {"draft.top_k": 1, "draft.prune": None, **as_dynamic(depth, depth, 1)}
     if lookup:
         yield "long n-grams", {"draft.ngram": {"min": 2, "max": 3}}
-    yield "chain, deferred", {**as_chain(depth), "commit.update": "deferred", "commit.kv": "path_index"}
+    yield "chain, deferred", {**as_chain(depth), **_deferred(mapping)}
 
 
 def _methods(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
@@ -140,8 +188,9 @@ def _methods(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
 
 
 def _rest(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
-    attention = "eager" if mapping["verify"].get("attention", "fused") == "fused" else "fused"
-    yield f"verify.attention={attention}", {"verify.attention": attention}
+    if mapping["target"]["family"] != "gated_deltanet":
+        attention = "eager" if mapping["verify"].get("attention", "fused") == "fused" else "fused"
+        yield f"verify.attention={attention}", {"verify.attention": attention}
     yield "many stop tokens", {"accept.stop_tokens": [3, 11, 19, 27, 35]}
     yield "no stop tokens, short capacity", {"accept.stop_tokens": [], "runtime.max_sequence_length": 18}
     if mapping["draft"].get("prune"):
@@ -151,8 +200,7 @@ def _rest(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
         yield "prompt lookup beside it", {"draft": {"method": "prompt_lookup", **_lookup_chain()}}
         tree = {"method": "prompt_lookup", "tree": "dynamic", "top_k": 3, "num_steps": 3, "num_speculative_tokens": 7}
         yield "prompt lookup tree beside it", {"draft": tree, "commit.kv": None}
-        deferred = {"commit.kv": "path_index", "commit.update": "deferred"}
-        yield "prompt lookup tree beside it, deferred", {"draft": tree, **deferred}
+        yield "prompt lookup tree beside it, deferred", {"draft": tree, **_deferred(mapping)}
 
 
 def _lookup_chain() -> dict[str, Any]:
@@ -161,7 +209,7 @@ def _lookup_chain() -> dict[str, Any]:
 
 def _interleaved(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     """All candidates, one of each kind in turn, so that a cut keeps every kind."""
-    kinds = [list(kind(mapping)) for kind in (_commits, _shapes, _methods, _rest)]
+    kinds = [list(kind(mapping)) for kind in (_states, _commits, _shapes, _methods, _rest)]
     for place in range(max(map(len, kinds))):
         for kind in kinds:
             if place < len(kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specc.check import slots
 from specc.check.machines import Machine, State, copied
 
 CONTROL = ("length", "root_token", "finished", "remaining", "rng")
@@ -23,15 +24,17 @@ def blanked(rows: Tensor, count: Tensor, dim: int = 1) -> Tensor:
 def view(machine: Machine, state: State, eagle: bool) -> State:
     """The observable part of a state (a copy). `eagle`: the drafter is a head, whose rows lag by one.
 
-    Target caches: rows below length. Drafter caches: rows below length + 1 - recent_count (a head: length -
-    recent_count), which drafting does not recompute. History: the text and the root. Recent tokens and features: those
-    that count.
+    Recurrent states and convolution windows: all. Target caches: rows below length. Drafter caches: rows below
+    length + 1 - recent_count (a head: length - recent_count), which drafting does not recompute. History: the text and
+    the root. Recent tokens and features: those that count.
     """
     flushed, _ = machine.step("flush", copied(state), {})
     length = flushed["length"]
     seen = {name: flushed[name].clone() for name in CONTROL}
-    for name in ("k_cache", "v_cache"):
+    for name in slots.named(flushed, slots.CACHES):
         seen[name] = blanked(flushed[name], length, 2)
+    for name in slots.named(flushed, slots.RECURRENT):
+        seen[name] = flushed[name].clone()
     if "history" in flushed:
         seen["history"] = blanked(flushed["history"], torch.where(length > 0, length + 1, 0))
     if "recent_count" in flushed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from specc.check.reduce import reduced_mapping
 from specc.check.subject import Subject
-from specc.check.variations import MAX_VARIATIONS, Variation, as_chain, changed, variations
+from specc.check.variations import MAX_VARIATIONS, Variation, as_chain, changed, other_update, variations
 from specc.diagnostics import SpecError
 from specc.spec import LoadedSpec, fingerprint, from_mapping, to_mapping
 
@@ -64,7 +64,7 @@ class Workbench:
                 self.on_compile(self.variations[number].name)
             subject = Subject(self.variations[number], self.seed, checked=number == 0)
             self._subjects[number] = subject
-            subject.deferred_twin = self._twin(number, _other_update(subject))
+            subject.deferred_twin = self._twin(number, other_update(to_mapping(subject.spec)))
             subject.chain_twin = None if subject.spec.is_chain else self._twin(number, _chain(subject))
         return self._subjects[number]
 
@@ -80,12 +80,6 @@ class Workbench:
             return None
         place = next((i for i, one in enumerate(self.variations) if one.key == key), None)
         return None if place is None else self.subject(place)
-
-
-def _other_update(subject: Subject) -> Mapping[str, Any] | None:
-    """How the deferred twin of an immediate spec differs from it, and the other way round."""
-    other = "deferred" if subject.spec.commit.update == "immediate" else "immediate"
-    return {"commit.update": other, "commit.kv": "path_index"}
 
 
 def _chain(subject: Subject) -> Mapping[str, Any] | None:

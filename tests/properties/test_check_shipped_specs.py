@@ -21,14 +21,23 @@ def test_reduction_stays_in_the_family(path: Path) -> None:
     loaded = load(path)
     small = reduce(loaded)
     old, new = loaded.spec.target.geometry, small.spec.target.geometry
-    assert new.num_hidden_layers <= 2
+    assert new.num_hidden_layers <= (6 if new.moe or (new.num_attention_heads and new.recurrent) else 2)
     assert new.hidden_size <= 64
     assert small.spec.runtime.dtype == "float64"
-    switches = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm")
+    switches = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "gated_attention")
     assert [getattr(new, name) for name in switches] == [getattr(old, name) for name in switches]
     assert (new.rope_scaling is None) == (old.rope_scaling is None)
-    group = old.num_attention_heads // old.num_key_value_heads
-    assert new.num_attention_heads // new.num_key_value_heads == group
+    if old.num_attention_heads:
+        group = min(old.num_attention_heads // old.num_key_value_heads, 4)
+        assert new.num_attention_heads // new.num_key_value_heads == group
+    assert {layer.mixer for layer in new.layers} == {layer.mixer for layer in old.layers}
+    if old.delta is not None and new.delta is not None:
+        kept = ("conv_size", "use_gate", "allow_neg_eigval", "grouped", "conv_bias")
+        assert [getattr(new.delta, name) for name in kept] == [getattr(old.delta, name) for name in kept]
+        assert (new.delta.num_value_heads > new.delta.num_key_heads) == (
+            old.delta.num_value_heads > old.delta.num_key_heads
+        )
+        assert new.delta.value_dim / new.delta.key_dim == old.delta.value_dim / old.delta.key_dim or old.delta.grouped
     assert small.spec.is_chain == loaded.spec.is_chain
     for name in ("method", "tree", "top_k"):
         assert getattr(small.spec.draft, name) == getattr(loaded.spec.draft, name)
@@ -44,7 +53,14 @@ def test_variations_are_legal_and_different(path: Path) -> None:
     assert 5 <= len(keys) <= MAX_VARIATIONS
     updates = {one.loaded.spec.commit.update for one in bench.variations}
     assert updates == {"immediate", "deferred"}
-    assert {one.loaded.spec.verify.attention for one in bench.variations} == {"fused", "eager"}
+    geometry = bench.variations[0].loaded.spec.target.geometry
+    if geometry.num_attention_heads:
+        assert {one.loaded.spec.verify.attention for one in bench.variations} == {"fused", "eager"}
+    if geometry.recurrent:
+        assert {one.loaded.spec.commit.state for one in bench.variations} == {"snapshots", "replay", "factors"}
+        schedules = {one.loaded.spec.verify.recurrence for one in bench.variations}
+        assert schedules >= {"replay", "serial", "hybrid", "tree"}
+        assert any((one.loaded.spec.commit.window or 0) > 1 for one in bench.variations)
     shapes = {one.loaded.spec.is_chain for one in bench.variations}
     assert shapes == {True, False}
 
