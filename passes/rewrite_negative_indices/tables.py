@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from specc.ir import ops
-from specc.ir.edit import Editor, LoopParts, bodies, is_loop, loop_parts
+from specc.ir.edit import Editor, LoopParts, add_invariant, bodies, is_loop, loop_parts
 from specc.ir.interpreter import Poison
 from specc.ir.ranges import Ranges
 from specc.ir.ranges.bounds import integer
@@ -54,7 +54,7 @@ def shift_tables(module: GraphModule, ranges: Ranges, graph: str) -> list[Note]:
     """Shift every table of the module in place, where all that touches it allows it; notes say what and why not."""
     owners = {body: loop_parts(node) for node, body in bodies(module)}
     notes: list[Note] = []
-    shifted: dict[tuple[Node, str], Node] = {}
+    shifted: dict[Node, Node] = {}
     for made, dim in list(_candidates(module)):
         table = Table(made, int(made.meta["val"].shape[dim]))
         try:
@@ -64,7 +64,7 @@ def shift_tables(module: GraphModule, ranges: Ranges, graph: str) -> list[Note]:
             notes.append(_note(made, graph, f"keeps its layout: {problem}", fired=False))
             continue
         for use in table.shifts:
-            _shift(use, ranges, table.rows, shifted)
+            _shift(use, ranges, table.rows, shifted, owners)
         if made.target is ops.root_table:
             put(made, ("args", 2), 0)
         if _is_padding(made, reads, ranges):
@@ -225,30 +225,48 @@ def _check(table: Table, ranges: Ranges) -> list[IndexUse]:
     return reads
 
 
-def _shift(use: IndexUse, ranges: Ranges, rows: int, shifted: dict[tuple[Node, str], Node]) -> None:
+def _shift(
+    use: IndexUse, ranges: Ranges, rows: int, shifted: dict[Node, Node], owners: dict[GraphModule, LoopParts]
+) -> None:
     """Add 1 to an index operand; operands that are shared are shifted once per graph."""
     if isinstance(use.operand, int):
         put(use.node, use.place, use.operand + 1)
         return
-    key = (use.operand, "+1")
-    if key not in shifted:
-        first = _first_use(use)
-        editor = Editor(_owner(use.node), ORIGIN)
-        with editor.before(first, use.operand):
-            if use.is_scalar:
-                shifted[key] = editor.call(operator.add, use.operand, 1, name="node_row")
-            else:
-                shifted[key] = editor.call(aten.add.Tensor, use.operand, 1, name=_row_name(use.operand))
-        ranges_of = ranges.of(use.operand)
-        assert ranges_of.within(between(-1, rows - 1))
-    put(use.node, use.place, shifted[key])
+    assert ranges.of(use.operand).within(between(-1, rows - 1))
+    put(use.node, use.place, _shifted(use.operand, use.is_scalar, shifted, owners))
 
 
-def _first_use(use: IndexUse) -> Node:
+def _shifted(operand: Node, scalar: bool, shifted: dict[Node, Node], owners: dict[GraphModule, LoopParts]) -> Node:
+    """operand + 1, in front of all that uses the operand; rows that are handed into a loop are shifted outside."""
+    if operand not in shifted:
+        outside = None if scalar else _handed_in(operand, owners)
+        editor = Editor(_owner(operand), ORIGIN)
+        if outside is not None:
+            loop, source = outside
+            row = _shifted(source, scalar, shifted, owners)
+            shifted[operand] = add_invariant(loop, row, row.name)
+        else:
+            with editor.before(_first_use(operand), operand):
+                if scalar:
+                    shifted[operand] = editor.call(operator.add, operand, 1, name="node_row")
+                else:
+                    shifted[operand] = editor.call(aten.add.Tensor, operand, 1, name=_row_name(operand))
+    return shifted[operand]
+
+
+def _handed_in(operand: Node, owners: dict[GraphModule, LoopParts]) -> tuple[Node, Node] | None:
+    """(loop, operand outside) of a loop's invariant; None for any other node."""
+    owner = owners.get(_owner(operand))
+    if owner is None or operand not in owner.invariant_inside:
+        return None
+    source = owner.invariant[owner.invariant_inside.index(operand)]
+    return (owner.node, source) if isinstance(source, Node) else None
+
+
+def _first_use(operand: Node) -> Node:
     """The first node of the graph that uses the operand: the shifted index must stand before all of them."""
-    assert isinstance(use.operand, Node)
-    order = {node: position for position, node in enumerate(use.node.graph.nodes)}
-    return min(use.operand.users, key=order.__getitem__)
+    order = {node: position for position, node in enumerate(operand.graph.nodes)}
+    return min(operand.users, key=order.__getitem__)
 
 
 def _row_name(operand: Node) -> str:
