@@ -21,7 +21,7 @@ from specc.spec.names import PASS_NAMES, TRANSFORMER_FAMILIES
 JsonObject = dict[str, Any]
 
 _EXTRA_CONFIG_KEYS = (
-    "rope_parameters", "hidden_act", "sliding_window", "use_sliding_window", "layer_types", "bias",
+    "rope_parameters", "rope_scaling", "hidden_act", "sliding_window", "use_sliding_window", "layer_types", "bias",
     "hidden_ratio", "attn", "attnres_block_size", "output_gate_activation",
 )  # fmt: skip
 _REQUIRED_CONFIG: Mapping[type[BaseModel], tuple[str, ...]] = {
@@ -86,6 +86,9 @@ def _config(model: type[BaseModel], required: Iterable[str]) -> JsonObject:
     schema = model.model_json_schema(ref_template="#/definitions/{model}")
     schema.pop("$defs", None)
     schema["required"] = list(required)
+    for key, value in schema["properties"].items():
+        if key not in required and isinstance(value.get("type"), str):
+            value["type"] = [value["type"], "null"]  # config.json files say null for a default
     for key in (*_EXTRA_CONFIG_KEYS, *sorted(IGNORED_KEYS)):
         schema["properties"].setdefault(key, True)
     if model is EagleConfig:

@@ -14,7 +14,7 @@ from specc.spec.names import RECURRENT_FAMILIES
 
 TARGETS: tuple[str, ...] = ("reference", "triton", "ascend")
 BUILT_TARGETS: frozenset[str] = frozenset({"reference"})
-FAMILIES: frozenset[str] = frozenset({"llama", "qwen3", "pangu"})
+FAMILIES: frozenset[str] = frozenset({"llama", "qwen3", "pangu", "gated_deltanet", "qwen3_next"})
 DTYPES: dict[str, frozenset[str]] = {
     "reference": frozenset({"float32", "float64"}),
     "triton": frozenset({"float32", "bfloat16", "float16"}),

@@ -141,7 +141,6 @@ def test_the_recurrence(naive: ModuleType, length: int, wide: bool, bound: float
     narrow = {name: value.to(dtype) for name, value in data.items()}
     out, _, after = delta_rule(empty, *(narrow[name] for name in ("q", "k", "v", "g", "beta")))
     errors |= {"op": relative(out, theirs), "op's state": relative(after, state.mT)}
-    print(errors)
     assert max(errors.values()) <= bound, errors
 
 
@@ -196,5 +195,4 @@ def test_the_layer(naive: ModuleType, name: str, tmp_path: Path, monkeypatch: py
         with torch.no_grad():
             expected, ours = theirs(x)[0], block.attn(x)
         error = relative(ours, expected)
-        print(error)
         assert error <= 1e-10

@@ -14,6 +14,7 @@ from specc.codes.entry import SPEC_START
 from specc.spec.compose import compose
 from specc.spec.nodes import Text
 from specc.spec.schema import json_schema, schema_text
+from tests.unit.test_families_recurrent import PUBLISHED_DELTANET, PUBLISHED_HYBRID
 
 SPECS = sorted((Path(__file__).resolve().parents[2] / "specs").glob("*.yaml"))
 
@@ -73,6 +74,21 @@ def test_schema_accepts_shipped_specs(validator: jsonschema.Draft7Validator, pat
 def test_schema_catches(validator: jsonschema.Draft7Validator, extra: str, place: str) -> None:
     assert wrong_paths(validator, SPEC_START) == set()
     assert place in wrong_paths(validator, SPEC_START + extra)
+
+
+@pytest.mark.parametrize("config", [PUBLISHED_DELTANET, PUBLISHED_HYBRID], ids=["deltanet", "hybrid"])
+def test_schema_accepts_published_configs_as_they_are(
+    validator: jsonschema.Draft7Validator, config: dict[str, Any]
+) -> None:
+    """Nulls included; a required size may not be null."""
+
+    def wrong(config: dict[str, Any]) -> set[str]:
+        target = {"family": config["model_type"], "config": config}
+        return wrong_paths(validator, json.dumps({"specc": 1, "name": "t", "target": target}))
+
+    assert wrong(config) == set()
+    assert wrong(config | {"hidden_size": None})
+    assert wrong(config | {"linear_key_heads": 3})
 
 
 def test_config_follows_the_family(validator: jsonschema.Draft7Validator) -> None:

@@ -216,7 +216,8 @@ def stored_by_columns(value: Tensor, experts: int = 0) -> Tensor:
 
     `x @ value.T` then streams the weights for a few rows of x too; on CPUs it is as fast
     for 1 row and 1.3 to 1.8 times as fast for 4 to 12 rows. A matrix of all experts is read
-    expert by expert, a block of rows each: by columns, those blocks would be scattered.
+    expert by expert, a block of rows each: by columns, those blocks would be scattered
+    (1.15 times slower for 1 row, 1.5 times for 4 to 8).
     """
     return value.t().contiguous().t() if value.dim() == 2 and not experts else value
 
