@@ -44,6 +44,18 @@ def parent_of(number: RowNumber, token: Scope) -> Parent:
     return Parent(slice_operand(parent, token), slice_operand(valid, token))
 
 
+def parent_rows(value: Value) -> Parent | None:
+    """The parents of all nodes whose rows a value [B,N] is: where(valid, parent, -1) + 1, or parent + 1."""
+    number = row_number(value)
+    base = number.base.resolved()
+    if number.shift != 1 or number.wrap:
+        return None
+    if not base.calls(aten.where.self):
+        return Parent(base.node, None)
+    valid, parent, other = (base.at(argument) for argument in base.node.args)
+    return Parent(parent.node, valid.node) if filled_with(other, -1) else None
+
+
 def masked_parent(mask: Value, token: Scope) -> Parent | None:
     """The parents whose closure a token's row of a mask is: slices of ancestor_mask(parent + 1, valid)."""
     try:

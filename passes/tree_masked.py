@@ -1,23 +1,32 @@
 """TREE_MASKED as a check of a program: no node reads a row of a node that is not its ancestor or itself.
 
 Inside token loops every read of a table that the loop's iterations write is one of: attention under the token's slice
-of `ancestor_mask`, causal attention up to the token's own number, or a row chosen by the step's `parent` input. A tree
-loop (one that slices `parent`) carries nothing else from node to node. Attention outside token loops in `verify` has
-its mask from `ancestor_mask`, or is causal.
+of `ancestor_mask`, causal attention up to the token's own number, or the row of the parent by the step's `parent`
+input. A tree loop (one that slices `parent`) carries nothing else from node to node: no state, no window. Outside token
+loops in `verify`, attention has its mask from `ancestor_mask`, or is causal; ops over a tree's nodes take the rows of
+the step's parents, and the mask over them; and no op takes a state along a tree's nodes as if they were a chain.
 """
 
 from __future__ import annotations
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from specc.ir import ops
 from specc.ir.edit import is_loop, loop_parts
+from specc.ir.effects import flat_nodes
+from specc.ir.loop import trip_count
+from specc.ir.op import info
 from specc.ir.port import Port
+from specc.ir.recurrence import recurrence_of
 from specc.ir.scope import Miss, Scope, Value, named_arguments
 from specc.manager import predicate
+from specc.passes.parents import mask_parent, parent_rows
 from specc.passes.tables import (
+    RowNumber,
+    Table,
     carried_write,
+    check_layout,
     enclosing_token_loop,
     filled_with,
     read_rows,
@@ -65,15 +74,27 @@ def _attention_fault(value: Value, table: Node, token: Scope) -> str | None:
     return f"`{value.node.name}` reads rows of other nodes under a mask that is not the token's ancestor_mask"
 
 
-def _read_fault(value: Value, token: Scope) -> str | None:
-    """None where this use of a table by index follows the parent."""
+def _read_fault(value: Value, table: Node, token: Scope) -> str | None:
+    """None where this use of a table by index follows the parent, at the row that the parent wrote."""
     try:
         _, number = read_rows(value)
         if _is_parent_input(number.base, token):
-            return None
+            return _row_fault(value, number, _table_in(Value(value.scope, table), token), token)
     except Miss:
         pass
     return f"`{value.node.name}` reads rows of other nodes, neither masked by ancestors nor by the parent's number"
+
+
+def _row_fault(value: Value, number: RowNumber, table: Table | None, token: Scope) -> str | None:
+    write = None if table is None else carried_write(token, table.place)
+    if write is None or token.loop is None:
+        return None
+    try:
+        trip = trip_count(token.loop.axis, token.loop.trip, [operand.meta["val"] for operand in token.loop.sliced])
+        check_layout(value.node.name, write, number, trip)
+    except Miss as miss:
+        return str(miss)
+    return None
 
 
 def _use_fault(value: Value, table: Node, token: Scope) -> str | None:
@@ -89,18 +110,19 @@ def _use_fault(value: Value, table: Node, token: Scope) -> str | None:
         return f"`{value.node.name}` writes a whole node table into another table"
     if value.calls(ops.tree_attention, ops.causal_attention):
         return _attention_fault(value, table, token)
-    return _read_fault(value, token)
+    return _read_fault(value, table, token)
 
 
-def _holds_table(value: Value, token: Scope) -> bool:
-    """The value is a table of the loop: as carried, sliced by layer, written, narrowed, or out of a layer loop."""
+def _table_in(value: Value, token: Scope) -> Table | None:
+    """The loop's table that a value holds: as carried, sliced by layer, written, narrowed, or out of a layer loop."""
     value = value.resolved()
-    if table_of(value, token) is not None:
-        return True
+    table = table_of(value, token)
+    if table is not None:
+        return table
     if value.calls(aten.select_scatter.default, aten.narrow.default):
-        return _holds_table(value.at(value.node.args[0]), token)
+        return _table_in(value.at(value.node.args[0]), token)
     stacked = stacked_source(value)
-    return stacked is not None and _holds_table(stacked, token)
+    return None if stacked is None else _table_in(stacked, token)
 
 
 def _loop_faults(token: Scope) -> list[str]:
@@ -110,7 +132,7 @@ def _loop_faults(token: Scope) -> list[str]:
         if enclosing_token_loop(scope) is not token:
             continue
         for node in scope.module.graph.nodes:
-            if node.op == "output" or not _holds_table(Value(scope, node), token):
+            if node.op == "output" or _table_in(Value(scope, node), token) is None:
                 continue
             for user in node.users:
                 if user.target is aten.narrow.default:
@@ -151,6 +173,57 @@ def _carried_faults(token: Scope) -> list[str]:
     ]
 
 
+def _depends_on(value: Value, port: Port) -> bool:
+    """True where the value is computed from an input of the step, through loops at any depth."""
+    todo, seen = [value], set[Node]()
+    while todo:
+        item = todo.pop().resolved()
+        if item.node in seen:
+            continue
+        seen.add(item.node)
+        if item.node.meta.get("port") == port:
+            return True
+        todo += [Value(item.scope, operand) for operand in item.node.all_input_nodes]
+        role, loop = item.scope.role(item.node), item.scope.loop
+        if role is not None and loop is not None and item.scope.parent is not None and role[0] in ("carried", "slice"):
+            operands = loop.carried if role[0] == "carried" else loop.sliced
+            todo += [Value(item.scope.parent, node) for node in flat_nodes(operands[role[1]])]
+            if role[0] == "carried":
+                todo += [Value(item.scope, node) for node in flat_nodes(loop.carried_out[role[1]])]
+    return False
+
+
+def _node_fault(value: Value, tree: bool) -> str | None:
+    """What is wrong with an op over all nodes of a verify step, outside token loops."""
+    node = value.node
+    declared, recurrence = info(node.target), recurrence_of(node.target)
+    if node.target is ops.tree_attention:
+        mask = value.at(named_arguments(node)["mask"])
+        return None if is_ancestor_mask(mask) else f"`{node.name}` has a mask that is not an ancestor_mask"
+    if recurrence is not None and tree:
+        rows = [value.at(named_arguments(node)[name]) for name in recurrence.rows]
+        if any(_depends_on(row, Port("input", "tokens")) for row in rows):
+            return f"`{node.name}` takes its state along the nodes of a tree as if they were a chain"
+    names = () if declared is None else [argument.name for argument in declared.overload._schema.arguments]
+    if not tree or node.target is ops.ancestor_mask or "parent_row" not in names:
+        return None
+    given = named_arguments(node)
+    parent = None if given["parent_row"] is None else parent_rows(value.at(given["parent_row"]))
+    if parent is None or parent.parent.meta.get("port") != Port("input", "parent"):
+        return f"`{node.name}` does not follow the step's parents"
+    if "mask" in names and (given["mask"] is None or mask_parent(value.at(given["mask"])) != parent):
+        return f"`{node.name}` has a mask that is not the ancestor_mask over its parents"
+    return None
+
+
+def _step_faults(module: GraphModule) -> list[str]:
+    """Faults of `verify` outside token loops."""
+    tree = any(node.meta.get("port") == Port("input", "parent") for node in module.graph.nodes)
+    scopes = [scope for scope in Scope(module).walk() if enclosing_token_loop(scope) is None]
+    found = [_node_fault(Value(scope, node), tree) for scope in scopes for node in scope.module.graph.nodes]
+    return [fault for fault in found if fault is not None]
+
+
 @predicate(TREE_MASKED)
 def tree_masked(program: DecodeProgram) -> list[str]:
     """Reasons why TREE_MASKED does not hold, each with the graph's name."""
@@ -159,11 +232,6 @@ def tree_masked(program: DecodeProgram) -> list[str]:
         for scope in Scope(module).walk():
             if scope.loop is not None and scope.loop.axis == "token":
                 faults.extend(f"{name}: {fault}" for fault in _loop_faults(scope))
-            elif name == "verify" and enclosing_token_loop(scope) is None:
-                faults.extend(
-                    f"{name}: `{node.name}` has a mask that is not an ancestor_mask"
-                    for node in scope.module.graph.nodes
-                    if node.target is ops.tree_attention
-                    and not is_ancestor_mask(Value(scope, node).at(named_arguments(node)["mask"]))
-                )
+        if name == "verify":
+            faults.extend(f"{name}: {fault}" for fault in _step_faults(module))
     return faults

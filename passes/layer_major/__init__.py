@@ -26,6 +26,7 @@ from specc.ir.edit import Editor, LoopParts, erase_dead, finish, inherit
 from specc.ir.loop import trip_count
 from specc.ir.ops import causal_attention, root_table, tree_attention
 from specc.ir.prune import prune
+from specc.ir.recurrence import recurrence_of
 from specc.ir.scope import Scope, Value
 from specc.manager import Note, Pass, PassContext, PassResult, predicate
 from specc.passes.layer_major.batch import NAME, Batcher, aten
@@ -135,11 +136,11 @@ def _found_text(found: list[Dependence]) -> str:
 
 
 def _keys(scope: Scope) -> tuple[str, ...]:
-    """Spec keys of the attention in the loop, else of the loop."""
+    """Spec keys of the first attention or recurrence in the loop, else of the loop."""
     assert scope.loop is not None
     for inner in scope.walk():
         for node in inner.module.graph.nodes:
-            if node.target in (tree_attention, causal_attention):
+            if node.target in (tree_attention, causal_attention) or recurrence_of(node.target) is not None:
                 return tuple(node.meta.get("keys", ()))
     return tuple(scope.loop.node.meta.get("keys", ()))
 
