@@ -33,8 +33,33 @@ POSITIONS = LENGTH[:, None] + torch.arange(M)
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.bool).expand(B, M, R).contiguous()
 PARENT_ROW = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 0]])
 VALID = torch.tensor([[True] * 4, [True, True, True, False]])
+STATE = random(B, HQ, 3, D)
+ROWS = (random(B, R, HKV, D), random(B, R, HKV, D, seed=1), random(B, R, HQ, 3), -random(B, R, HQ).abs())
+ROWS = (*ROWS, torch.sigmoid(random(B, R, HQ, seed=2)))
+FACTORS = (ROWS[1], random(B, R, HQ, 3, seed=5), ROWS[3])
+PATH = torch.tensor([[0, 2, 3], [1, 0, 0]])
+TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
+WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
 
 SAMPLES: dict[str, list[tuple[Any, ...]]] = {
+    "short_conv": [(WINDOW, INPUTS, TAPS), (WINDOW, INPUTS, TAPS, BIAS, VALID)],
+    "tree_conv": [(WINDOW, INPUTS, TAPS, bias, PARENT_ROW) for bias in (BIAS, None)],
+    "conv_commit": [(WINDOW, INPUTS, PATH, ints(3, 0))],
+    "delta_rule": [(STATE, *ROWS), (STATE.float(), *ROWS, TREE[1])],
+    "delta_rule_": [(STATE.clone(), *ROWS)],
+    "delta_rule_chunk": [(STATE, *ROWS, chunk) for chunk in (1, 3, 64)],
+    "delta_rule_chunk_": [(STATE.clone(), *ROWS, 3)],
+    "delta_rule_commit": [(STATE, *FACTORS, PATH, ints(3, 0), form) for form in ("steps", "rank_n")],
+    "delta_rule_commit_": [(STATE.clone(), *FACTORS, PATH, ints(3, 0), "rank_n")],
+    "delta_rule_verify": [(STATE, *ROWS, *tree, "tree") for tree in (TREE, (None, None))],
+    "delta_rule_verify_states": [(STATE, *ROWS, *TREE, schedule) for schedule in ("serial", "hybrid", "tree")],
+    "delta_rule_verify_pending": [
+        (STATE, *FACTORS, path, ints(3, 1), 2, form, *ROWS, *TREE, schedule)
+        for path, form, schedule in ((None, "steps", "replay"), (PATH, "rank_n", "tree"))
+    ],
+    "delta_rule_verify_pending_": [(STATE.clone(), *FACTORS, PATH, ints(3, 0), 1, "steps", *ROWS, *TREE, "serial")],
+    "moe": [(INPUTS, random(5, D), random(5 * 6, D), random(5 * D, 3), 2, norm) for norm in (True, False)],
+    "root_table": [(random(2, B, 3), 4, -1), (LENGTH.unsqueeze(0), 2, 0)],
     "rope_tables": [
         (POSITIONS, D, 10000.0, [], torch.float32),
         (POSITIONS, D, 5e5, [8.0, 1.0, 4.0, 64.0], F64),
@@ -229,6 +254,15 @@ def test_sizes_come_from_the_tensor() -> None:
     made = ops.full_rows(KC, [3, -1, -2], 7, torch.int64)
     assert made.shape == (3, B, C)
     assert made.unique().tolist() == [7]
+
+
+def test_a_root_table_holds_the_committed_value_in_one_row() -> None:
+    committed = random(2, B, 3, 4)
+    made = ops.root_table(committed, 5, -1)
+    assert made.shape == (2, B, 5, 3, 4)
+    assert torch.equal(made[:, :, 4], committed)
+    assert not made[:, :, :4].any()
+    assert torch.equal(ops.root_table(committed, 5, 0)[:, :, 0], committed)
 
 
 def test_llama3_frequencies_are_blended_between_the_two_wavelengths() -> None:

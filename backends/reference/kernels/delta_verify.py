@@ -161,7 +161,7 @@ def solve_tree(
     inverse = unit_lower_inverse((rate * ratio * (keys @ keys.mT)).tril(-1))
     u = inverse @ (rate * (values - decay * old[1]))
     o = decay * old[0] + (ratio * (queries @ keys.mT)) @ u
-    return o.transpose(1, 2), u.transpose(1, 2), ratio, decay
+    return o.transpose(1, 2).contiguous(), u.transpose(1, 2).contiguous(), ratio, decay
 
 
 def tree_mask(v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from specc.ir.op import IndexOperand, op
 from specc.ir.recurrence import Recurrence
 
 
-def _taps(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(sum over taps): rows [B,T,W,C] (oldest first), weight [C,1,W] -> [B,T,C], in float32 at least.
+def _silu_taps(inputs: Sequence[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu(sum over taps): W inputs (oldest first) of [B,T,C], weight [C,1,W] -> [B,T,C], in float32 at least.
 
     One multiply-add per tap in a fixed order, and SiLU spelled out: torch's own rounds an element differently in the
     vectorised part of a tensor and in its tail. So a token's result does not depend on how many there are.
     """
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    inputs, taps = rows.to(wide), weight.to(wide)
-    total = inputs[:, :, 0] * taps[:, 0, 0]
+    wide = torch.promote_types(inputs[0].dtype, torch.float32)
+    taps = weight.to(wide)
+    total = inputs[0].to(wide) * taps[:, 0, 0]
     for tap in range(1, weight.shape[2]):
-        total = total + inputs[:, :, tap] * taps[:, 0, tap]
+        total = total + inputs[tap].to(wide) * taps[:, 0, tap]
     if bias is not None:
         total = total + bias.to(wide)
-    return (total / (1 + (-total).exp())).to(rows.dtype)
+    return (total / (1 + (-total).exp())).to(inputs[0].dtype)
 
 
 def _short_conv_fake(
@@ -53,7 +55,7 @@ def short_conv(
     """
     taps = weight.shape[2]
     rows = torch.cat((window, x), dim=1)
-    y = _taps(rows.unfold(1, taps, 1).transpose(2, 3), weight, bias)
+    y = _silu_taps([rows[:, tap : tap + x.shape[1]] for tap in range(taps)], weight, bias)
     if live is None:
         return y, rows[:, rows.shape[1] - taps + 1 :].clone()
     count = live.sum(dim=1)
@@ -106,7 +108,7 @@ def tree_conv(
 
     `parent_row` int64 [B,N]: 0 is the committed context, node i is i + 1 (design 04, "Conv in a tree").
     """
-    return _taps(path_taps(window, x, parent_row, weight.shape[2]), weight, bias)
+    return _silu_taps(path_taps(window, x, parent_row, weight.shape[2]).unbind(2), weight, bias)
 
 
 @op(

@@ -185,8 +185,8 @@ def tree_form(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
     states = None
     if keep:
         states = torch.einsum("bhij,bhjv,bhjk->bihvk", ratio, u, keys)
-        states = store_state(states + torch.einsum("bhi,bhvk->bihvk", total.exp(), start.tile))
-    return o.transpose(1, 2), u.transpose(1, 2), states
+        states = store_state(states + torch.einsum("bhi,bhvk->bihvk", total.exp(), start.tile)).contiguous()
+    return o.transpose(1, 2).contiguous(), u.transpose(1, 2).contiguous(), states
 
 
 def _read(start: Start, x: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,12 @@ def _full_rows(call: Call, operands: Operands) -> Value:
     return operands.of(call.arg(2, "value"))
 
 
+@rule("specc::root_table")
+def _root_table(call: Call, operands: Operands) -> Value:
+    """Zeros, and one row of committed values."""
+    return iv.join(operands.of(call.arg(0, "committed")), exactly(0))
+
+
 @rule("specc::append_rows")
 def _append_rows(call: Call, operands: Operands) -> Value:
     """Both forms; the one in place returns nothing, and its cache then holds both."""
