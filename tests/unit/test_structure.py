@@ -33,17 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the bottom up: a part imports its own layer and those before it. A new part of specc/ is named here."""
 
-INDEPENDENT = (
-    "draft_tree",
-    "trees",
-    "oracles",
-    "delta_oracles",
-    "draft_oracles",
-    "law",
-    "chi_square",
-    "planted",
-    "invariants",
-)
+INDEPENDENT = ("draft_tree", "trees", "oracles", "draft_oracles", "law", "chi_square", "planted", "invariants")
 """The modules of specc/testing that must share no code with the compiler, since they are what it is judged by."""
 
 SOURCE_FOLDERS = ("specc", "passes", "backends")
