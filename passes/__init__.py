@@ -41,7 +41,8 @@ AVAILABLE: Mapping[str, type[Pass]] = {
 
 def default_pipeline(spec: Spec) -> Pipeline:
     """What `passes: default` means for a spec."""
-    deferred = (FuseDeferredStateUpdate(),) if spec.commit.update == "deferred" else ()
+    window = spec.commit.window or 0
+    deferred = (FuseDeferredStateUpdate(window=window),) if spec.commit.update == "deferred" else ()
     recurrence = spec.verify.recurrence or "auto"
     scheduled = (SelectSchedule(schedule=recurrence),) if spec.target.geometry.recurrent else ()
     return Pipeline(

@@ -33,6 +33,15 @@ def _consumed(producer: LoopParts, consumer: LoopParts) -> dict[int, int] | str:
     return wanted or "the consuming loop reads no slice of the producing loop's results"
 
 
+def _read_elsewhere(producer: LoopParts, consumer: LoopParts) -> list[int]:
+    """The producer's results that something besides the consumer reads."""
+    return sorted(
+        number
+        for number, readers in producer.results().items()
+        if any(user is not consumer.node for reader in readers for user in reader.users)
+    )
+
+
 def _early_use(producer: LoopParts, consumer: LoopParts) -> Node | None:
     """A reader of the producer's results, other than the consumer, that stands before the consumer."""
     order = {node: number for number, node in enumerate(producer.node.graph.nodes)}
@@ -85,8 +94,8 @@ def _inline(body: GraphModule, producer: LoopParts, origin: str) -> tuple[list[N
 def fuse_loops(module: GraphModule, producer_node: Node, consumer_node: Node, origin: str) -> str | None:
     """Fuse `producer_node` into `consumer_node` (both loops of `module`'s graph, edited in place).
 
-    Returns None when done, or the reason why it is not legal. The producer's results, where they are read elsewhere
-    too, become further stacked results of the fused loop.
+    Returns None when done, or the reason why it is not legal. Those of the producer's results that something else reads
+    too become further stacked results of the fused loop.
     """
     producer, consumer = loop_parts(producer_node), loop_parts(consumer_node)
     wanted = _consumed(producer, consumer)
@@ -114,7 +123,7 @@ def fuse_loops(module: GraphModule, producer_node: Node, consumer_node: Node, or
     for position in dropped:
         body.graph.erase_node(inside[offset + position])
     _order_placeholders(body.graph, order)
-    read = sorted(producer.results())
+    read = _read_elsewhere(producer, consumer)
     _extend_output(body.graph, [values[number] for number in read])
     operands: dict[str, list[Any]] = {
         "sliced": [*(consumer.sliced[position] for position in keep), *producer.sliced],

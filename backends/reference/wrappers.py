@@ -121,7 +121,9 @@ def commit(program: DecodeProgram) -> str:
 def flush(program: DecodeProgram) -> str:
     """The public `flush`; quick where nothing is pending."""
     lines = []
-    pending = program.attributes.get("pending_count")
-    if pending is not None:
-        lines = [f"if not bool((state.{pending} > 0).any()):", f"{INDENT}return state"]
+    pending = program.attributes.get("pending_count", ())
+    counts = (pending,) if isinstance(pending, str) else pending
+    if counts:
+        nothing = " and ".join(f"not bool((state.{count} > 0).any())" for count in counts)
+        lines = [f"if {nothing}:", f"{INDENT}return state"]
     return _function("def flush(state: State) -> State:", "flush", [*lines, "return run_flush(state)"])

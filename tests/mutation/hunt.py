@@ -43,7 +43,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("passes/layer_major/*.py", ("tests/passes/test_layer_major*.py",)),
     ("passes/fuse_projections.py", ("tests/passes/test_fuse_projections.py",)),
     (
-        "passes/fuse_deferred_state_update.py",
+        "passes/fuse_deferred_state_update/*.py",
         ("tests/passes/test_fuse_deferred_state_update.py", "tests/passes/test_loop_fusion.py"),
     ),
     ("passes/loop_fusion.py", ("tests/passes/test_loop_fusion.py", "tests/passes/test_fuse_deferred_state_update.py")),

@@ -87,7 +87,7 @@ NAMED: tuple[Fault, ...] = (
     ),
     Fault(
         "what is pending is folded again and again",
-        "passes/fuse_deferred_state_update.py",
+        "passes/fuse_deferred_state_update/fold.py",
         'cleared = editor.call(torch.ops.aten.zeros_like.default, count, name="nothing_pending")',
         'cleared = editor.call(torch.ops.aten.clone.default, count, name="nothing_pending")',
     ),

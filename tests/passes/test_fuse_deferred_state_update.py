@@ -143,9 +143,11 @@ def test_a_draft_that_reads_the_cache_is_a_reason_to_refuse() -> None:
         output.args = ((*output.args[0], summed),)
         output.meta["ports"] = (*output.meta["ports"], Port("result", "sum"))
 
-    reason = find_slice(with_graph(before, "draft", read))
-    assert isinstance(reason, str)
-    assert "draft reads `k_cache`" in reason
+    found, refused = find_slice(with_graph(before, "draft", read))
+    assert found is not None
+    assert found.caches == ("v_cache",)
+    assert list(refused) == ["k_cache"]
+    assert "draft reads `k_cache`" in refused["k_cache"]
 
 
 def _value(program: DecodeProgram) -> Any:
@@ -166,8 +168,9 @@ def test_a_program_without_candidates_has_nothing_to_defer() -> None:
 
 def test_a_fold_that_is_not_fused_still_gives_the_same_text() -> None:
     _, before, _ = programs("tree")
-    found = find_slice(before)
-    assert not isinstance(found, str)
+    found, refused = find_slice(before)
+    assert found is not None
+    assert not refused
     verify = clone(before.graphs["verify"])
     folds = insert_fold(verify, before.graphs["commit"], found)
     reader = next(user for item in folds[0].users for user in item.users if is_loop(user))
