@@ -18,17 +18,6 @@ COMPILE_CODES: tuple[Code, ...] = (
         "specc compile spec.yaml --target triton",
     ),
     Code(
-        "SPC202",
-        "a target family that can't be compiled yet",
-        "The language knows the family and its geometry is checked, but this version has no lowering for its layers.",
-        """\
-specc: 1
-name: demo
-target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64, num_heads: 2, head_dim: 32,
-         vocab_size: 256}}
-""",
-    ),
-    Code(
         "SPC203",
         "a paged cache can't be compiled yet",
         "`runtime.kv_layout: paged` is part of the language, but block tables are not built yet.",
@@ -39,6 +28,17 @@ target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64,
         "a type that the backend does not compute in yet",
         "The reference backend computes in float32 and float64, and keeps recurrent states in these.",
         SPEC_START + "runtime: {dtype: bfloat16}\n",
+    ),
+    Code(
+        "SPC205",
+        "recurrent layers without convolutions can't be compiled yet",
+        "flash-linear-attention can leave the short convolutions of Gated DeltaNet out; no published model does.",
+        """\
+specc: 1
+name: demo
+target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64, num_heads: 2, head_dim: 32,
+         vocab_size: 256, use_short_conv: false}}
+""",
     ),
     Code(
         "SPC290",

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from specc.diagnostics import Diagnostic, error, in_source_order
 from specc.spec.checks import ascend
+from specc.spec.config import GatedDeltaNetConfig
 from specc.spec.load import LoadedSpec
 from specc.spec.names import RECURRENT_FAMILIES
 
 TARGETS: tuple[str, ...] = ("reference", "triton", "ascend")
 BUILT_TARGETS: frozenset[str] = frozenset({"reference"})
-FAMILIES: frozenset[str] = frozenset({"llama", "qwen3", "pangu", "gated_deltanet", "qwen3_next"})
 DTYPES: dict[str, frozenset[str]] = {
     "reference": frozenset({"float32", "float64"}),
     "triton": frozenset({"float32", "bfloat16", "float16"}),
@@ -33,7 +33,7 @@ def unsupported(loaded: LoadedSpec, target: str) -> list[Diagnostic]:
     if target not in TARGETS:
         names = ", ".join(TARGETS)
         return [error("SPC200", f"unknown target `{target}`", help=f"targets: {names}")]
-    return in_source_order([*_backend(loaded, target), *_family(loaded), *_runtime(loaded, target)])
+    return in_source_order([*_backend(loaded, target), *_layers(loaded), *_runtime(loaded, target)])
 
 
 def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
@@ -50,24 +50,15 @@ def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
         yield from ascend.contracts(loaded.view)
 
 
-def _family(loaded: LoadedSpec) -> Iterator[Diagnostic]:
-    family = loaded.spec.target.family
-    if family in FAMILIES:
-        return
-    missing = ["the lowering of its layers"]
-    if family in RECURRENT_FAMILIES:
-        missing += [
-            f"the verify schedules (`verify.recurrence: {loaded.spec.verify.recurrence}`)",
-            f"the commit of recurrent states (`commit.state: {loaded.spec.commit.state}`)",
-        ]
-    yield error(
-        "SPC202",
-        f"family {family} can't be compiled yet",
-        loaded.source.span("target", "family"),
-        label="accepted by the language, not yet by the compiler",
-        help=f"families that compile: {', '.join(sorted(FAMILIES))}",
-        notes=["missing: " + "; ".join(missing)],
-    )
+def _layers(loaded: LoadedSpec) -> Iterator[Diagnostic]:
+    config = loaded.spec.target.config
+    if isinstance(config, GatedDeltaNetConfig) and not config.use_short_conv:
+        yield error(
+            "SPC205",
+            "`use_short_conv: false` can't be compiled yet: the lowering keeps a convolution window in every layer",
+            loaded.source.span("target", "config", "use_short_conv"),
+            label="not yet",
+        )
 
 
 def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:

@@ -15,7 +15,7 @@ from transformers import Qwen3NextConfig
 from specc.diagnostics import DiagnosticError, SpecError
 from specc.models.families import checkpoint_geometry, config_geometry, hugging_face_config
 from specc.models.geometry import DeltaGeometry, Geometry, Layer, MoeGeometry
-from specc.spec import from_mapping, loads, to_mapping, unsupported
+from specc.spec import from_mapping, to_mapping
 from tests.backends.recurrent_models import ATTENTION, DELTA, DELTANET, HYBRID, RECURRENT_MODELS
 
 # The published config.json of Qwen3-Next-80B-A3B-Instruct, and one of a 1.3B Gated DeltaNet: every key that changes
@@ -363,13 +363,3 @@ def test_specs_that_make_no_sense_are_refused_with_their_codes(
 def test_the_state_is_as_wide_as_a_float64_model(runtime: dict[str, str], expected: str) -> None:
     raw = spec_with("gated_deltanet", hugging_face_config(DELTANET), runtime=runtime)
     assert from_mapping(raw).spec.runtime.state_dtype == expected
-
-
-def test_a_state_type_that_no_kernel_has_is_refused_at_compile_time() -> None:
-    text = (
-        "specc: 1\nname: t\ntarget: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64,\n"
-        "  num_heads: 2, head_dim: 32, vocab_size: 256}}\nruntime: {state_dtype: bfloat16}\n"
-    )
-    found = [item for item in unsupported(loads(text), "reference") if item.code == "SPC204"]
-    assert len(found) == 1
-    assert "recurrent states in bfloat16" in found[0].message
