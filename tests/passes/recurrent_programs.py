@@ -1,302 +1,280 @@
-"""Recurrent and hybrid programs with a layer-major verify, and random steps to compare two programs by.
-
-`verify` is built here, node by node, in the form that layer-major gives it; the other graphs are the lowering's.
-"""
+"""Small float64 programs of recurrent and hybrid targets, their stages through passes 1 to 3, steps and inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch.fx import GraphModule, Node
 
-from specc.check.machines import Interpreted
-from specc.check.weights import logical_weights, program_weights
-from specc.ir import ops
-from specc.ir.build import BodyBuilder
-from specc.ir.dims import BATCH
-from specc.lower.assemble import _context, lower
-from specc.lower.context import LowerContext
-from specc.lower.delta import delta_layer, heads
-from specc.lower.from_spec import draft_config
-from specc.lower.mixers import recorded
-from specc.lower.stack import Position, delta_of, positions
-from specc.lower.step import StepBuilder
-from specc.lower.transformer import attention_layer, logical, residual_layer, rope_tables
-from specc.lower.verify import head
+from specc.ir.interpreter import init_state, run_step
+from specc.lower.assemble import lower
+from specc.manager import Pipeline, PipelineResult
+from specc.models.random_weights import random_weights
+from specc.models.weights import weight_table
+from specc.passes.insert_tree_masks import InsertTreeMasks
+from specc.passes.layer_major import LayerMajor
+from specc.passes.rewrite_negative_indices import RewriteNegativeIndices
 from specc.program import DecodeProgram
-from specc.spec import loads
-from specc.spec.model import Spec
-from tests.properties.recurrent_bench import CHAIN, TREE, delta_config, hybrid_config, spec_text
+from specc.spec import LoadedSpec, from_mapping
+from specc.testing import DraftBatch, chain_trees, draft_trees, prefix_lengths
 
-aten = torch.ops.aten
-torch.set_num_threads(1)
-TARGETS = {"delta": delta_config(layers=2), "hybrid": hybrid_config("dada", experts=3)}
-DRAFTS = {"tree": TREE, "chain": CHAIN}
+VOCABULARY = 13
+LONGEST = 24
+TOLERANCE = 1e-12
+PASSES = (RewriteNegativeIndices(), InsertTreeMasks(), LayerMajor())
+STAGES = tuple(item.name for item in PASSES)
+STEPS = ("prefill", "decode", "verify", "commit")
+
+_DELTA = {"num_hidden_layers": 2, "hidden_size": 16, "head_dim": 4, "intermediate_size": 24, "vocab_size": VOCABULARY}
+_HYBRID = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "partial_rotary_factor": 0.5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 0,
+    "intermediate_size": 24,
+    "vocab_size": VOCABULARY,
+}
+_EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+    "decoder_sparse_step": 2,
+    "norm_topk_prob": True,
+}
+_LLAMA = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 16,
+    "vocab_size": VOCABULARY,
+}
+TARGETS: Mapping[str, dict[str, Any]] = {
+    "delta": {"family": "gated_deltanet", "config": _DELTA | {"num_heads": 2, "expand_v": 2}},
+    "shared heads": {
+        "family": "gated_deltanet",
+        "config": _DELTA
+        | {"num_hidden_layers": 1, "num_heads": 1, "num_v_heads": 3, "expand_v": 1, "conv_size": 3}
+        | {"allow_neg_eigval": True, "use_gate": False},
+    },
+    "hybrid": {"family": "qwen3_next", "config": _HYBRID},
+    "two periods": {"family": "qwen3_next", "config": _HYBRID | {"num_hidden_layers": 4}},
+    "experts": {
+        "family": "qwen3_next",
+        "config": _HYBRID | _EXPERTS | {"full_attention_interval": 3} | {"num_hidden_layers": 3},
+    },
+}
+TREES: Mapping[str, dict[str, Any]] = {
+    "dynamic": {
+        "method": "prompt_lookup",
+        "tree": "dynamic",
+        "num_speculative_tokens": 5,
+        "num_steps": 3,
+        "top_k": 2,
+    },
+    "static": {
+        "method": "draft_model",
+        "tree": "static",
+        "choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]],
+        "family": "llama",
+        "config": _LLAMA,
+    },
+    "chain": {"method": "prompt_lookup", "tree": "chain", "num_speculative_tokens": 4},
+}
+COMMITS = ("factors", "replay", "snapshots")
 
 
-def spec_of(target: str, draft: str, state: str = "factors", update: str = "immediate", window: int = 0) -> Spec:
-    """A float64 spec: `target` delta or hybrid, `draft` tree or chain."""
-    kv = ", kv: path_index" if target == "hybrid" else ""
-    more = f", window: {window}" if window else ""
-    commit = f"{{state: {state}, update: {update}{kv}{more}}}"
-    return loads(spec_text(TARGETS[target], DRAFTS[draft], commit)).spec
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A variation of a spec by its parts."""
+
+    target: str = "delta"
+    tree: str = "dynamic"
+    commit: str = "factors"
+
+    @property
+    def chain(self) -> bool:
+        """No tree."""
+        return self.tree == "chain"
 
 
-@cache
-def layer_major_program(target: str, draft: str, state: str = "factors") -> DecodeProgram:
-    """The lowering with `verify` in layer-major form; updates are immediate."""
-    spec = spec_of(target, draft, state)
-    return lower(spec).with_graphs(verify=verify_graph(_context(spec, draft_config(spec))))
-
-
-def verify_graph(ctx: LowerContext) -> GraphModule:
-    """verify over all nodes at once, one loop over the layers' repetitions."""
-    b = StepBuilder(ctx.slots, ctx.weights, ("verify", "target"))
-    tokens = b.input("tokens", (BATCH, ctx.nodes), torch.int64)
-    shared = _tree(b, ctx, tokens)
-    model = ctx.target
-    places = positions(model.geometry)
-    names = model.layer_weights
-    slots = [
-        place.prefix + name
-        for place in places
-        for name in (("state", "conv_window") if place.recurrent else ("k_cache", "v_cache"))
-    ]
-    shared |= {"length": b.slot("length")} if ctx.attends else {}
-    x = b.call(aten.embedding.default, b.weight(model.name("embed_tokens")), tokens, name="embedded")
-    sliced = {name: b.weight(name) for name in names} | {name: b.slot(name) for name in slots}
-    body = BodyBuilder("layer", carried={"x": x}, sliced=sliced, invariant=shared, keys=b.keys)
-    rows: dict[str, Node] = {}
-    out = body["x"]
-    for place in places:
-        weights = logical(model, body.inside, names, place.prefix)
-        mixer = _Mixer(body, ctx, place, weights, rows)
-        out = residual_layer(body, out, weights, model.geometry, mixer, place.layer.moe)
-    results = body.close(b, model.trips, [out, *rows.values()], "layers")
-    logits = head(b, model, results[0])
-    for name, value in zip(rows, results[1:], strict=True):
-        b.update(name, value)
-    b.result("logits", logits)
-    return b.finish()
-
-
-def _tree(b: StepBuilder, ctx: LowerContext, tokens: Node) -> dict[str, Node]:
-    """What every layer sees of the tree: parent_row and mask (nothing for chains), rotary tables."""
-    shared: dict[str, Node] = {}
-    if ctx.chain:
-        depth = b.call(aten.expand.default, b.call(ops.iota, tokens, -2), [BATCH, -1]) if ctx.attends else None
-    else:
-        parent = b.input("parent", (BATCH, ctx.nodes), torch.int64)
-        valid = b.input("valid", (BATCH, ctx.nodes), torch.bool)
-        above = b.call(aten.where.self, valid, parent, b.call(aten.full_like.default, parent, -1))
-        shared["parent_row"] = b.call(aten.add.Tensor, above, 1, name="parent_row")
-        shared["mask"] = b.call(ops.ancestor_mask, shared["parent_row"], valid, name="mask")
-        count = b.call(aten.sum.dim_IntList, shared["mask"], [-1])
-        depth = b.call(aten.sub.Tensor, count, 1, name="depth")
-    if ctx.attends:
-        start = b.call(aten.unsqueeze.default, b.slot("length"), 1)
-        if ctx.chain:
-            shared["positions"] = b.call(aten.add.Tensor, start, b.call(ops.iota, tokens, -2), name="positions")
-        else:
-            shared["positions"] = b.call(aten.add.Tensor, start, depth, name="positions")
-        shared["cos"], shared["sin"] = rope_tables(b, ctx.target, shared["positions"])
-    return shared
-
-
-class _Mixer:
-    """One position of the body on all nodes; `rows` collects what commit will need."""
-
-    def __init__(
-        self, b: BodyBuilder, ctx: LowerContext, place: Position, weights: Mapping[str, Node], rows: dict[str, Node]
-    ) -> None:
-        self.b, self.ctx, self.place, self.weights, self.rows = b, ctx, place, weights, rows
-
-    def __call__(self, hidden: Node) -> Node:
-        geometry = self.ctx.target.geometry
-        if self.place.recurrent:
-            return delta_layer(self.b, hidden, self.weights, geometry, self.ctx.state_dtype, self.recur)
-        rotary = (self.b["cos"], self.b["sin"])
-        return attention_layer(self.b, hidden, dict(self.weights), geometry, rotary, self.attend)
-
-    def own(self, name: str) -> Node:
-        return self.b[self.place.prefix + name]
-
-    def attend(self, q: Node, k: Node, v: Node) -> Node:
-        b, prefix = self.b, self.place.prefix
-        self.rows |= {f"{prefix}k_candidate": k, f"{prefix}v_candidate": v}
-        seen = (q, self.own("k_cache"), self.own("v_cache"), b["length"], k, v)
-        tail = (self.ctx.target.scale, 0, True)
-        if self.ctx.chain:
-            return b.call(ops.causal_attention, *seen, b["positions"], 0, *tail, name="attended")
-        return b.call(ops.tree_attention, *seen, b["mask"], b["positions"], *tail, name="attended")
-
-    def recur(self, mixed: Node, g: Node, beta: Node) -> Node:
-        b, chain, prefix = self.b, self.ctx.chain, self.place.prefix
-        conv = (self.own("conv_window"), mixed, self.weights["conv"], self.weights.get("conv_bias"))
-        if chain:
-            y = b.item(b.call(ops.short_conv, *conv, None, name="short_conv"), 0, "convolved")
-        else:
-            y = b.call(ops.tree_conv, *conv, b["parent_row"], name="convolved")
-        q, k, v = heads(b, y, delta_of(self.ctx.target.geometry))
-        rows = (self.own("state"), q, k, v, g, beta)
-        keep = self.ctx.state_commit == "snapshots"
-        tree = (None, None) if chain else (b["parent_row"], b["mask"])
-        if keep:
-            rule = b.call(ops.delta_rule_verify_states, *rows, *tree, "unscheduled", name="rule")
-        elif chain:
-            rule = b.call(ops.delta_rule, *rows, name="rule")
-        else:
-            rule = b.call(ops.delta_rule_verify, *rows, *tree, "unscheduled", name="rule")
-        o, u = b.item(rule, 0, "o"), b.item(rule, 1, "u")
-        made = {"conv_candidate": mixed, "k_input": k, "v_input": v, "g_input": g, "beta_input": beta}
-        made |= {"k_factor": k, "u_factor": u, "g_factor": g}
-        if keep:
-            made["state_candidate"] = b.item(rule, 2, "states")
-        self.rows |= {prefix + name: made[name] for name in recorded(self.ctx)}
-        return o
+ALL = tuple(Recurrent(target, tree, commit) for target in TARGETS for tree in TREES for commit in COMMITS)
+QUICK = (
+    Recurrent("delta", "dynamic", "factors"),
+    Recurrent("delta", "chain", "snapshots"),
+    Recurrent("shared heads", "static", "snapshots"),
+    Recurrent("shared heads", "chain", "replay"),
+    Recurrent("two periods", "dynamic", "replay"),
+    Recurrent("experts", "static", "factors"),
+)
+"""Every tree and commit twice, one and two periods, experts or not."""
 
 
 @cache
-def weights_of(target: str, seed: int = 0) -> dict[str, Any]:
-    """Random weights by logical name."""
-    return dict(logical_weights(spec_of(target, "chain"), seed))
+def loaded(small: Recurrent) -> LoadedSpec:
+    """The spec."""
+    return from_mapping(
+        {
+            "specc": 1,
+            "name": "small",
+            "target": TARGETS[small.target],
+            "draft": TREES[small.tree],
+            "accept": {"method": "greedy"},
+            "commit": {"state": small.commit, "update": "immediate"},
+            "runtime": {
+                "max_batch_size": 4,
+                "max_sequence_length": LONGEST + 16,
+                "dtype": "float64",
+                "state_dtype": "float64",
+            },
+        }
+    )
 
 
-class Lockstep:
-    """Programs run side by side on the same inputs; what they agree in is checked after every step.
-
-    Results and the slots of the first program that nothing defers must agree after every step; the others after a
-    flush of copies. `exact`: bit by bit.
-    """
-
-    def __init__(self, programs: list[DecodeProgram], target: str, batch: int, exact: bool = True) -> None:
-        naive, logical = layer_major_program(target, "chain"), weights_of(target)
-        self.machines = [
-            Interpreted(f"program {place}", program, program_weights(program.weights, naive, logical))
-            for place, program in enumerate(programs)
-        ]
-        self.states = [machine.start(batch) for machine in self.machines]
-        self.exact = exact
-        first = programs[0]
-        self.committed = [n for n, slot in first.slots.items() if slot.role in ("committed", "control")]
-        self.nodes, self.max_path = first.attributes["nodes"], first.attributes["max_path"]
-        self.capacity = first.attributes["max_sequence_length"]
-
-    def same(self, left: torch.Tensor, right: torch.Tensor, where: str) -> None:
-        """Equal, or close in float64."""
-        if self.exact or not left.dtype.is_floating_point:
-            assert torch.equal(left, right), where
-        else:
-            torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11, msg=lambda text: f"{where}: {text}")
-
-    def run(self, step: str, **inputs: torch.Tensor) -> None:
-        """One step of every program."""
-        found = []
-        for place, machine in enumerate(self.machines):
-            self.states[place], results = machine.step(step, self.states[place], inputs)
-            found.append(results)
-        for results in found[1:]:
-            for name, value in found[0].items():
-                self.same(value, results[name], f"{step}: {name}")
-
-    def compare(self) -> None:
-        """The committed state of all programs, each after a flush of a copy."""
-        seen = []
-        for machine, state in zip(self.machines, self.states, strict=True):
-            flushed, _ = machine.step("flush", {name: value.clone() for name, value in state.items()}, {})
-            seen.append(flushed)
-        live = torch.arange(self.capacity + self.nodes) < seen[0]["length"].unsqueeze(1)
-        for other in seen[1:]:
-            for name in self.committed:
-                left, right = seen[0][name], other[name]
-                if name.endswith("_cache"):
-                    shown = live.view(1, *live.shape, 1, 1)
-                    left, right = left * shown, right * shown
-                self.same(left, right, f"after flush: {name}")
+@cache
+def naive_program(small: Recurrent) -> DecodeProgram:
+    """The steps of the target in token-major form."""
+    program = lower(loaded(small).spec)
+    return replace(program, graphs={name: program.graphs[name] for name in STEPS})
 
 
-def prefill(lockstep: Lockstep, data: st.DataObject, batch: int) -> None:
-    """Ragged prompts; a row may get none (it keeps what it had)."""
-    lengths = torch.tensor([data.draw(st.integers(0 if row else 1, 4)) for row in range(batch)])
-    ids = torch.randint(0, 23, (batch, 4), generator=torch.Generator().manual_seed(int(lengths.sum())))
-    lockstep.run("prefill", input_ids=ids, lengths=lengths)
+@cache
+def staged(small: Recurrent) -> Mapping[str, PipelineResult]:
+    """The program after each of the first three passes, verifier and predicates on."""
+    program, results = naive_program(small), {}
+    for item in PASSES:
+        results[item.name] = Pipeline((item,)).run(program)
+        program = results[item.name].program
+    return results
 
 
-def speculate(lockstep: Lockstep, data: st.DataObject, batch: int, tree: bool) -> None:
-    """verify and commit of a random tree (or chain) along a random path of it."""
-    nodes = lockstep.nodes
-    drawn = random_tree(data, batch, nodes)
-    if not tree:
-        drawn = {"tokens": torch.randint(0, 23, (batch, nodes), generator=torch.Generator().manual_seed(nodes))}
-        parents, valid = [list(range(-1, nodes - 1))] * batch, [[True] * nodes] * batch
-    else:
-        parents, valid = drawn["parent"].tolist(), drawn["valid"].tolist()
-    lockstep.run("verify", **drawn)
-    if data.draw(st.integers(0, 4)) == 0:
-        lockstep.run("verify", **drawn)  # I24: unobservable
-    lockstep.run("commit", **random_path(data, parents, valid, lockstep.max_path))
+def program_at(small: Recurrent, stage: str) -> DecodeProgram:
+    """The program after a pass."""
+    return staged(small)[stage].program
 
 
-def reset_row(lockstep: Lockstep, row: int) -> None:
-    """A new request takes the row: every slot is as at the start."""
-    for machine, state in zip(lockstep.machines, lockstep.states, strict=True):
-        fresh = machine.start(len(state["length"]))
-        for name, value in fresh.items():
-            dim = machine.program.slots[name].batch_dim
-            state[name] = state[name].clone()
-            state[name].select(dim, row).copy_(value.select(dim, row))
+def nodes_of(small: Recurrent) -> int:
+    """N."""
+    return int(naive_program(small).attributes["nodes"])
 
 
-def any_steps(lockstep: Lockstep, data: st.DataObject, batch: int, tree: bool, steps: int = 4) -> None:
-    """A drawn sequence of steps with everything that may come between: plain steps, flushes, new requests, prompts."""
-    prefill(lockstep, data, batch)
-    for _ in range(steps):
-        kind = data.draw(st.sampled_from(["step", "step", "step", "step", "decode", "flush", "reset", "prefill"]))
-        if kind == "step":
-            speculate(lockstep, data, batch, tree)
-        elif kind == "reset":
-            reset_row(lockstep, data.draw(st.integers(0, batch - 1)))
-            prefill(lockstep, data, batch)
-        elif kind == "prefill":
-            prefill(lockstep, data, batch)
-        else:
-            lockstep.run(kind)
-        lockstep.compare()
+def path_of(small: Recurrent) -> int:
+    """P, the width of an accepted path."""
+    return int(naive_program(small).attributes["max_path"])
 
 
-def random_tree(data: st.DataObject, batch: int, nodes: int, vocabulary: int = 23) -> dict[str, torch.Tensor]:
-    """Trees with padding nodes, also trees of nothing but the root (a step without drafts)."""
-    rows = [[-1] + [data.draw(st.integers(0, i - 1)) for i in range(1, nodes)] for _ in range(batch)]
-    kept = [data.draw(st.sampled_from([1, nodes, data.draw(st.integers(1, nodes))])) for _ in range(batch)]
-    valid = torch.tensor([[i < count for i in range(nodes)] for count in kept])
-    parent = torch.where(valid, torch.tensor(rows), torch.zeros((batch, nodes), dtype=torch.int64))
-    tokens = torch.randint(0, vocabulary, (batch, nodes), generator=torch.Generator().manual_seed(sum(kept)))
-    return {"tokens": tokens * valid, "parent": parent, "valid": valid}
+@cache
+def weights_of(small: Recurrent) -> Mapping[str, Any]:
+    """Random weights, the drafter's too."""
+    spec = loaded(small).spec
+    geometry = spec.target.geometry
+    weights: dict[str, Any] = dict(random_weights(weight_table(geometry), geometry, 0, torch.float64))
+    if spec.draft_geometry is not None:
+        drawn = random_weights(weight_table(spec.draft_geometry), spec.draft_geometry, 1, torch.float64)
+        weights |= {f"draft_{name}": value for name, value in drawn.items()}
+    return weights
 
 
-def random_path(
-    data: st.DataObject, parents: list[list[int]], valid: list[list[bool]], longest: int
-) -> dict[str, torch.Tensor]:
-    """A path of every tree, of any length; some rows emit nothing (finished), some only the root's token."""
-    paths, counts = [], []
-    for parent, live in zip(parents, valid, strict=True):
-        path = [0]
-        while len(path) < longest:
-            below = [i for i, above in enumerate(parent) if i and live[i] and above == path[-1]]
-            if not below or data.draw(st.integers(0, 3)) == 0:
-                break
-            path.append(data.draw(st.sampled_from(below)))
-        counts.append(0 if data.draw(st.integers(0, 4)) == 0 else len(path))
-        paths.append(path + [0] * (longest - len(path)))
-    batch = len(counts)
+def state_of(program: DecodeProgram, lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random committed rows, states and windows; candidates of an earlier step hold garbage of the same size."""
+    generator = torch.Generator().manual_seed(seed)
+    state = init_state(program, len(lengths))
+    for name, value in state.items():
+        if value.is_floating_point():
+            state[name] = torch.randn(value.shape, dtype=value.dtype, generator=generator)
+    state["root_token"] = torch.randint(0, VOCABULARY, (len(lengths),), generator=generator)
+    state["length"] = torch.tensor(lengths)
+    state["finished"] = torch.zeros(len(lengths), dtype=torch.bool)
+    return state
+
+
+def run(program: DecodeProgram, step: str, state: Any, small: Recurrent, inputs: Any, **options: Any) -> dict[str, Any]:
+    """Slots and results of one step, keyed by name."""
+    slots, results = run_step(program, step, state, weights_of(small), inputs, **options)
+    assert not set(slots) & set(results)
+    return {**slots, **results}
+
+
+def tree_inputs(batch: DraftBatch, small: Recurrent) -> dict[str, torch.Tensor]:
+    """The inputs of verify."""
+    inputs = {"tokens": torch.tensor(batch.tokens)}
+    if not small.chain:
+        inputs |= {"parent": torch.tensor(batch.parent), "valid": torch.tensor(batch.valid)}
+    return inputs
+
+
+def verified(program: DecodeProgram, batch: DraftBatch, small: Recurrent, **options: Any) -> dict[str, Any]:
+    """What verify gives for a batch of trees."""
+    state = state_of(program, list(batch.prefix_lengths))
+    return run(program, "verify", state, small, tree_inputs(batch, small), **options)
+
+
+def path_to(batch: DraftBatch, row: int, node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while path[0] > 0:
+        path.insert(0, batch.trees[row].parent[path[0]])
+    return path
+
+
+def commit_inputs(batch: DraftBatch, small: Recurrent, leaves: list[int | None]) -> dict[str, torch.Tensor]:
+    """Accepting the paths to these nodes; None: nothing is emitted (a finished row)."""
+    width = path_of(small)
+    paths = [[] if leaf is None else path_to(batch, row, leaf) for row, leaf in enumerate(leaves)]
+    rows = len(paths)
     return {
-        "path": torch.tensor(paths),
-        "emitted": torch.tensor(counts),
-        "emitted_tokens": torch.ones((batch, longest), dtype=torch.int64),
-        "bonus": torch.full((batch,), 3),
-        "stopped": torch.zeros(batch, dtype=torch.bool),
+        "path": torch.tensor([path + [0] * (width - len(path)) for path in paths]),
+        "emitted": torch.tensor([len(path) for path in paths]),
+        "emitted_tokens": torch.zeros(rows, width, dtype=torch.int64),
+        "bonus": torch.ones(rows, dtype=torch.int64),
+        "stopped": torch.zeros(rows, dtype=torch.bool),
     }
+
+
+@st.composite
+def batches(draw: st.DrawFn, small: Recurrent) -> DraftBatch:
+    """One to three trees (padding nodes among them) or chains, and prefixes from 0 on."""
+    rows, nodes = draw(st.integers(1, 3)), nodes_of(small)
+    tree = draft_trees(num_nodes=nodes, vocab_size=VOCABULARY, max_depth=path_of(small) - 1)
+    one = chain_trees(nodes, VOCABULARY) if small.chain else tree
+    trees = tuple(draw(one) for _ in range(rows))
+    return DraftBatch(trees, tuple(draw(prefix_lengths(LONGEST)) for _ in range(rows)))
+
+
+@st.composite
+def accepted(draw: st.DrawFn, batch: DraftBatch) -> list[int | None]:
+    """For each row the last accepted node, or None."""
+    return [
+        draw(st.one_of(st.none(), st.sampled_from([node for node, ok in enumerate(tree.valid) if ok])))
+        for tree in batch.trees
+    ]
+
+
+def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    """Integers equal; floats within 1e-12 of the largest magnitude."""
+    assert left.keys() == right.keys()
+    for name, one in left.items():
+        other = right[name]
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), name
+        if not one.is_floating_point():
+            assert torch.equal(one, other), name
+            continue
+        assert bool(torch.isfinite(one).all() and torch.isfinite(other).all()), name
+        bound = TOLERANCE * float(one.abs().max()) if one.numel() else 0.0
+        worst = float((one - other).abs().max()) if one.numel() else 0.0
+        assert worst <= bound, f"{name}: {worst} > {bound}"
