@@ -56,7 +56,7 @@ def state_slot(value: Value) -> str | None:
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         source: Node = node.args[0]
         if is_loop(source):
-            return _from_loop(scope, source, int(node.args[1]))  # type: ignore[call-overload]
+            return _from_loop(scope, source, int(node.args[1]))  # type: ignore[arg-type]
         return state_slot(Value(scope, source))
     first = node.args[0] if node.args else None
     return state_slot(Value(scope, first)) if node.target in STATE_FIRST and isinstance(first, Node) else None

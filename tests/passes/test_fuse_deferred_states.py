@@ -23,7 +23,7 @@ from specc.passes.fuse_deferred_state_update.find import find_slice
 from specc.passes.select_schedule import SelectSchedule
 from specc.passes.select_schedule.tiles import SCHEDULES
 from specc.program import DecodeProgram, output_ports
-from tests.passes.recurrent_programs import Lockstep, any_steps, layer_major_program
+from tests.passes.recurrent_steps import Lockstep, any_steps, layer_major_program
 
 WINDOWS = (0, 2, 5)
 
@@ -43,6 +43,12 @@ def scheduled(target: str, draft: str, window: int, schedule: str) -> DecodeProg
     verify(made.program, after="select-schedule")
     assert unfolded_reads(made.program) == []
     return made.program
+
+
+@cache
+def immediate(target: str, draft: str, schedule: str) -> DecodeProgram:
+    before = layer_major_program(target, draft)
+    return SelectSchedule(schedule=schedule).run(before, PassContext()).program  # type: ignore[arg-type]
 
 
 def calls(program: DecodeProgram, step: str) -> list[str]:
@@ -76,7 +82,7 @@ def test_deferred_and_flushed_is_immediate_at_any_moment(
 def test_so_it_is_under_every_schedule(schedule: str, window: int, data: st.DataObject) -> None:
     draft = data.draw(st.sampled_from(["tree", "chain"]))
     target = data.draw(st.sampled_from(["delta", "hybrid"]))
-    before, after = layer_major_program(target, draft), scheduled(target, draft, window, schedule)
+    before, after = immediate(target, draft, schedule), scheduled(target, draft, window, schedule)
     batch = data.draw(st.integers(1, 3))
     lockstep = Lockstep([before, after], target, batch, exact=schedule != "tree")
     any_steps(lockstep, data, batch, draft == "tree", steps=3)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx import Node
 
 from specc.ir import ops
-from specc.ir.dims import CHUNK
+from specc.ir.edit import modules
 from specc.ir.op import info
 from specc.ir.printer import fingerprint
 from specc.ir.verifier import verify
@@ -21,7 +22,7 @@ from specc.passes.select_schedule.measured import GDN, H200, Sizes
 from specc.passes.select_schedule.sites import sites
 from specc.passes.select_schedule.tiles import SCHEDULES, chain_rows, likely_rows, verify_tiles
 from specc.program import DecodeProgram
-from tests.passes.recurrent_programs import Lockstep, any_steps, layer_major_program
+from tests.passes.recurrent_steps import Lockstep, any_steps, layer_major_program
 
 STATES = ("factors", "replay", "snapshots")
 
@@ -37,6 +38,10 @@ def scheduled(target: str, draft: str, state: str, schedule: str) -> PassResult:
 def targets_in(program: DecodeProgram, step: str) -> list[str]:
     found = [(site.node, info(site.node.target)) for site in sites(program.graphs[step])]
     return [declared.name for _, declared in found if declared is not None]
+
+
+def all_nodes(program: DecodeProgram, step: str) -> list[Node]:
+    return [node for module in modules(program.graphs[step]) for node in module.graph.nodes]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -64,12 +69,23 @@ def test_every_op_of_verify_and_commit_has_the_schedule_and_its_form(draft: str,
 
 
 def test_prompts_go_in_chunks_and_decode_in_single_steps() -> None:
-    before = layer_major_program("delta", "tree")
-    assert targets_in(scheduled("delta", "tree", "factors", "tree").program, "decode") == ["delta_rule"]
-    # The prefill of this program goes token by token: that of a layer-major one has the prompt's length.
-    assert not any(
-        int(site.argument("v").meta["val"].shape[1]) % CHUNK == 0 for site in sites(before.graphs["prefill"])
-    )
+    before, after = layer_major_program("delta", "tree"), scheduled("delta", "tree", "factors", "tree").program
+    assert targets_in(before, "prefill") == ["delta_rule"]
+    assert targets_in(after, "prefill") == []
+    chunks = [node for node in all_nodes(after, "prefill") if node.target is ops.delta_rule_chunk]
+    assert [node.args[6] for node in chunks] == [64]
+    assert targets_in(after, "decode") == ["delta_rule"]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_the_size_of_a_chunk_is_an_option_and_changes_nothing_else(chunk: int) -> None:
+    before = layer_major_program("delta", "chain")
+    after = SelectSchedule(chunk=chunk).run(before, PassContext()).program
+    lockstep = Lockstep([before, after], "delta", 2, exact=False)
+    ids = torch.arange(14).reshape(2, 7)
+    for lengths in ([7, 4], [0, 7], [1, 2]):
+        lockstep.run("prefill", input_ids=ids, lengths=torch.tensor(lengths))
+        lockstep.compare()
 
 
 def test_a_second_run_changes_nothing() -> None:
