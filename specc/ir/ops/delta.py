@@ -97,7 +97,8 @@ def delta_rule_chunk(
     "delta_rule_commit(Tensor state, Tensor k, Tensor u, Tensor g, Tensor path, Tensor count, str form) -> Tensor",
     fake=lambda state, *_: state.new_empty(state.shape),
     indices=(IndexOperand("path", "k", 1),),
-    meta={"identity_when_zero": "count"},
+    # composes: applying the rows of one step and then those of the next is applying all of them, one behind the other.
+    meta={"identity_when_zero": "count", "composes": ("k", "u", "g")},
 )
 @counted
 def delta_rule_commit(
