@@ -21,7 +21,7 @@ from specc.backends.reference.layout import format_source
 from specc.backends.reference.module import _imports
 from specc.ir import ops
 from specc.ir.op import REGISTRY
-from tests.unit.delta_cases import BY_STEPS, SCHEDULES, Case, Pending, cases, pending_cases
+from tests.unit.delta_cases import BY_STEPS, SCHEDULES, Case, Pending, cases, pending_cases, random_rows, tree_of
 
 F32, F64 = torch.float32, torch.float64
 DTYPES = st.sampled_from([F32, F64])
@@ -83,6 +83,28 @@ def test_verify_agrees_in_every_schedule(schedule: str, case: Case, dtype: torch
     agree(call("delta_rule_verify", case.state, *case.rows, *tree, schedule), wanted[:2], exact)
     agree(call("delta_rule_verify_states", case.state, *case.rows, *tree, schedule), wanted, exact)
     assert torch.equal(case.state, before), "the committed state is not changed"
+
+
+def steep_siblings() -> Case:
+    """Node 0 and five children that by turns forget nothing and everything: e^{G_i - G_j} between them overflows."""
+    generator = torch.Generator().manual_seed(0)
+    rows = random_rows(generator, (1, 2), (1, 6, 8, 4))
+    state = torch.randn(1, 2, 4, 8, dtype=F64, generator=generator)
+    g = torch.where(torch.arange(6) % 2 == 0, -120.0, -0.001).view(1, 6, 1).expand(1, 6, 2)
+    return Case(state, *rows[:3], g, rows[4], *tree_of([[0, 1, 1, 1, 1, 1]], [6])).to(F32)
+
+
+def test_masked_ratios_may_overflow() -> None:
+    """The mask comes before exp, in the tree schedule and in chunks of a prompt."""
+    case = steep_siblings()
+    tree = (case.parent_row, case.mask)
+    factors = (case.k[:, :2], case.v[:, :2], case.g[:, :2], None, torch.tensor([2]), 9, "steps")
+    wanted = ops.delta_rule_verify(case.state, *case.rows, *tree, "serial")
+    agree(call("delta_rule_verify", case.state, *case.rows, *tree, "tree"), wanted, exact=False)
+    wanted = ops.delta_rule_verify_pending(case.state, *factors, *case.rows, *tree, "serial")
+    agree(call("delta_rule_verify_pending", case.state, *factors, *case.rows, *tree, "tree"), wanted, exact=False)
+    wanted = ops.delta_rule(case.state, *case.rows)
+    agree(call("delta_rule_chunk", case.state, *case.rows, 6), wanted, exact=False)
 
 
 @pytest.mark.parametrize("schedule", BY_STEPS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specc.ir import ops
 from specc.ir.ops.delta_math import unit_lower_inverse
 from specc.testing.delta_oracles import delta_path
-from tests.unit.delta_cases import Case, Pending, array, cases, close, oracle, pending_cases, poisoned
+from tests.unit.delta_cases import Case, Pending, array, cases, close, oracle, pending_cases, poisoned, random_rows
 
 F32 = torch.float32
 
@@ -44,6 +44,16 @@ def test_chunks_of_any_size_give_the_recurrence(case: Case, chunk: int) -> None:
         ops.delta_rule_chunk(case.state, *case.rows, chunk), ops.delta_rule(case.state, *case.rows), strict=True
     ):
         close(made, wanted)
+
+
+def test_chunks_of_steep_decays_stay_finite() -> None:
+    """Above the diagonal e^{G_i - G_j} overflows in float32: the mask comes before exp."""
+    rows = random_rows(torch.Generator().manual_seed(0), (1, 1), (1, 8, 4, 4))
+    rows = (*rows[:3], torch.full((1, 8, 1), -60.0, dtype=torch.float64), rows[4])
+    state = torch.ones(1, 1, 4, 4)
+    made = ops.delta_rule_chunk(state, *(x.to(F32) for x in rows), 8)
+    for left, right in zip(made, ops.delta_rule(state.double(), *rows), strict=True):
+        torch.testing.assert_close(left, right.to(F32), rtol=1e-5, atol=1e-5)
 
 
 def neutral(case: Case, live: list[int]) -> Case:
