@@ -55,6 +55,7 @@ IDENTITIES = frozenset(
     }
 )
 SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1, aten.add.Scalar: 1, aten.sub.Scalar: -1}
+COMPARISONS = frozenset({aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 _MISSING = object()
 
@@ -131,13 +132,18 @@ def _integer_sum(node: Node, editor: Editor, pure: bool) -> Any:
     if constant == 0 and _equal_type(x, node):
         return x
     inner = _sum_term(x) if isinstance(x, Node) else None
-    if inner is None or not _equal_type(inner[0], node):
+    if inner is None or not _equal_type(inner[0], node) or _is_compared(x):
         return _MISSING
     total = inner[1] + constant
     if total == 0:
         return inner[0]
     with editor.before(node, x):
         return editor.call(aten.add.Tensor, inner[0], total)
+
+
+def _is_compared(x: Node) -> bool:
+    """Whether x decides a case: where(x < 0, x + n, x) is seen to be in range only while it is written with one x."""
+    return any(user.target in COMPARISONS for user in x.users)
 
 
 def _sum_term(node: Node) -> tuple[Any, int] | None:

@@ -255,7 +255,7 @@ def _declared(call: Call) -> Iterator[IndexUse]:
         found = _locate(call, names.index(entry.operand), entry.operand)
         table = call.arg(names.index(entry.into), entry.into)
         sized = _size(table, entry.dim)
-        if found is not None and sized is not None:
+        if found is not None and found[0] is not None and sized is not None:
             size = sized[0] + integer(entry.slack)
             writes = entry.into in declaration.mutates
             yield IndexUse(call.node, call.name, *found, table, sized[1], size, "raise", writes)
