@@ -133,6 +133,24 @@ def test_the_peer_in_that_layout_loads_our_checkpoints_and_we_load_its(geometry:
     assert float(logits.std()) > 1
 
 
+def test_joined_tensors_have_the_order_that_the_layers_read(tmp_path: Path) -> None:
+    """Expert after expert, gate before up; convolutions of q, k, v. With another order the sizes would fit as well."""
+    geometry = HYBRIDS["hybrid, experts"]
+    model = Qwen3NextForCausalLM(Qwen3NextConfig(**hugging_face_config(geometry)))
+    model.save_pretrained(tmp_path / "hybrid")
+    loaded = load_checkpoint(tmp_path / "hybrid", weight_table(geometry), geometry, torch.float32)
+    for layer, block in enumerate(model.model.layers):
+        position, index = layer % 2, layer // 2
+        assert torch.equal(loaded[f"l{position}_experts_gate_up"][index], block.mlp.experts.gate_up_proj.flatten(0, 1))
+        assert torch.equal(loaded[f"l{position}_experts_down"][index], block.mlp.experts.down_proj.flatten(0, 1))
+    geometry = DELTANETS["deltanet, convolution with bias"]
+    weights = write_model(geometry, tmp_path / "deltanet")
+    for index, block in enumerate(fla.load(tmp_path / "deltanet").model.layers):
+        parts = [getattr(block.attn, f"{letter}_conv1d") for letter in "qkv"]
+        assert torch.equal(weights["conv"][index], torch.cat([part.weight for part in parts]))
+        assert torch.equal(weights["conv_bias"][index], torch.cat([part.bias for part in parts]))
+
+
 @each_model
 def test_every_layer_is_in_one_position(geometry: Geometry) -> None:
     """Weights of position j are prefixed `l{j}_`, have L / P tensors, and together cover each layer once."""
