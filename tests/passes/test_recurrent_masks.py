@@ -11,14 +11,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from specc.ir import ops
-from specc.ir.clone import clone
 from specc.ir.edit import Editor, finish, loop_parts, modules
-from specc.ir.loop import loop
 from specc.ir.scope import add_operand
 from specc.passes.insert_tree_masks import insert_tree_masks
 from specc.passes.tree_masked import tree_masked
-from specc.program import DecodeProgram
 from specc.testing import DraftBatch, make_tree
+from tests.passes.recurrent_edits import at, calls, editor_of, layer_loop, naive, one, token_loop, with_verify
 from tests.passes.recurrent_programs import (
     Recurrent,
     assert_same,
@@ -35,49 +33,6 @@ BRANCHED = DraftBatch(
     (make_tree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 3), 6), make_tree((6, 7, 8, 9), (-1, 0, 1, 0), 6)), (7, 0)
 )
 MASKS, LAYERS = "insert-tree-masks", "layer-major"
-
-
-def calls(module: GraphModule, target: object) -> list[Node]:
-    """Calls of an op in a module and its loop bodies."""
-    return [node for item in modules(module) for node in item.graph.nodes if node.target is target]
-
-
-def one(module: GraphModule, target: object) -> Node:
-    """The only call of an op."""
-    (node,) = calls(module, target)
-    return node
-
-
-def editor_of(node: Node) -> Editor:
-    """An editor of the module that the node stands in."""
-    owner = node.graph.owning_module
-    assert owner is not None
-    return Editor(owner, "edit")
-
-
-def naive(small: Recurrent = SMALL) -> GraphModule:
-    """A fresh copy of the naive verify."""
-    return clone(naive_program(small).graphs["verify"])
-
-
-def at(stage: str, small: Recurrent = SMALL) -> GraphModule:
-    """A fresh copy of verify after a pass."""
-    return clone(program_at(small, stage).graphs["verify"])
-
-
-def with_verify(module: GraphModule, small: Recurrent = SMALL) -> DecodeProgram:
-    """The program with another verify."""
-    return naive_program(small).with_graphs(verify=finish(module))
-
-
-def token_loop(module: GraphModule) -> Node:
-    """The loop over tokens."""
-    return next(node for node in module.graph.nodes if node.target is loop)
-
-
-def layer_loop(module: GraphModule) -> Node:
-    """The loop over layers inside it."""
-    return token_loop(loop_parts(token_loop(module)).body)
 
 
 def read_of(module: GraphModule, target: object) -> Node:
@@ -108,26 +63,26 @@ def test_the_delta_rule_gets_its_nodes_row_of_one_mask_over_the_parents(small: R
 
 
 def test_states_stay_indexed_by_the_parent() -> None:
-    module = at(MASKS)
+    module = at(MASKS, SMALL)
     for target in (ops.short_conv, ops.delta_rule):
         assert read_of(module, target).target is aten.index.Tensor
     assert not calls(module, aten.sum.dim_IntList), "without attention nobody needs the depth"
 
 
 def test_the_recurrence_is_found_by_data_flow_whatever_the_names() -> None:
-    module = naive()
+    module = naive(SMALL)
     for item in modules(module):
         for number, node in enumerate(item.graph.nodes):
             if node.op != "get_attr":
                 node._rename(f"n{number}")
     made, notes = insert_tree_masks(finish(module))
     assert notes[0].fired
-    before, after = (verified(program, BRANCHED, SMALL) for program in (naive_program(SMALL), with_verify(made)))
+    before, after = (verified(program, BRANCHED, SMALL) for program in (naive_program(SMALL), with_verify(made, SMALL)))
     assert_same(before, after)
 
 
 def test_a_second_run_changes_nothing() -> None:
-    module = at(MASKS)
+    module = at(MASKS, SMALL)
     made, notes = insert_tree_masks(module)
     assert made is module
     assert not any(note.fired for note in notes)
@@ -249,7 +204,7 @@ NEAR_MISSES: list[tuple[Callable[[GraphModule], None], str]] = [
 
 @pytest.mark.parametrize(("edit", "reason"), NEAR_MISSES)
 def test_a_near_miss_is_left_alone_with_its_reason(edit: Callable[[GraphModule], None], reason: str) -> None:
-    module = naive()
+    module = naive(SMALL)
     edit(module)
     made, notes = insert_tree_masks(finish(module), "verify")
     assert made is module
@@ -296,15 +251,15 @@ def _state_of_the_next_row(module: GraphModule) -> None:
 def test_the_predicate_sees_states_that_leak_inside_the_token_loop(
     edit: Callable[[GraphModule], None], reason: str
 ) -> None:
-    module = at(MASKS)
+    module = at(MASKS, SMALL)
     edit(module)
-    assert any(reason in fault for fault in tree_masked(with_verify(module)))
+    assert any(reason in fault for fault in tree_masked(with_verify(module, SMALL)))
 
 
 def test_the_predicate_sees_the_state_of_the_row_behind_the_parents() -> None:
-    module = naive()
+    module = naive(SMALL)
     _state_of_the_next_row(module)
-    faults = tree_masked(with_verify(module))
+    faults = tree_masked(with_verify(module, SMALL))
     assert any("reads node j at row j + 1, but it is written at row j + 0" in fault for fault in faults)
 
 
@@ -350,14 +305,14 @@ def _as_a_chain(module: GraphModule) -> None:
     ],
 )
 def test_the_predicate_sees_leaks_among_all_nodes_at_once(edit: Callable[[GraphModule], None], reason: str) -> None:
-    module = at(LAYERS)
+    module = at(LAYERS, SMALL)
     edit(module)
-    assert any(reason in fault for fault in tree_masked(with_verify(module)))
+    assert any(reason in fault for fault in tree_masked(with_verify(module, SMALL)))
 
 
 def test_a_replay_of_earlier_rows_in_verify_is_no_leak() -> None:
     """A recurrence over rows that don't come from this step's tokens: what a deferred commit may do."""
-    module = at(LAYERS)
+    module = at(LAYERS, SMALL)
     rule = one(module, ops.delta_rule_verify)
     state, body = rule.args[0], editor_of(rule)
     with body.before(rule):
@@ -366,4 +321,4 @@ def test_a_replay_of_earlier_rows_in_verify_is_no_leak() -> None:
         replayed = body.call(ops.delta_rule, state, rows, rows, rows, rates, rates)
         after = body.item(replayed, 2, "after")
     rule.args = (after, *rule.args[1:])
-    assert tree_masked(with_verify(module)) == []
+    assert tree_masked(with_verify(module, SMALL)) == []
