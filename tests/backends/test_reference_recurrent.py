@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ import torch
 from specc.driver import generate, lower_spec, run_passes
 from specc.program import DecodeProgram
 from specc.spec import LoadedSpec, from_mapping
+from specc.testing import Exercise, PlantedShape, plant_tree
 from tests.backends.reference_support import Lockstep, load_text, weights_of
-from tests.passes.recurrent_programs import TARGETS, TREES
+from tests.passes.recurrent_programs import TARGETS, TREES, VOCABULARY
 
 SCHEDULES = ("replay", "serial", "hybrid", "tree")
 COMMITS: Mapping[str, dict[str, Any]] = {
@@ -29,7 +31,8 @@ COMMITS: Mapping[str, dict[str, Any]] = {
 }
 CELLS = [(schedule, commit) for schedule in SCHEDULES for commit in COMMITS]
 QUICK = [("serial", "windowed"), ("tree", "windowed"), ("hybrid", "snapshots"), ("replay", "replay")]
-PROMPTS = [[3, 4, 6, 3, 4, 7, 3, 4], [1], [8, 9, 8, 9, 8]]
+PROMPTS = [[3, 4, 6, 3, 4, 7, 3, 4], [1], [8, 9, 8, 9, 8], [2, 11]]
+TOKENS = 48
 Program = tuple[LoadedSpec, DecodeProgram, DecodeProgram]
 
 
@@ -39,7 +42,7 @@ def cells(also: list[tuple[str, str]]) -> list[Any]:
 
 
 @cache
-def programs(target: str, tree: str, schedule: str, commit: str, dtype: str = "float64") -> Program:
+def programs(target: str, tree: str, schedule: str, commit: str, stop: bool = True) -> Program:
     """The spec, its naive program, and the program after all passes."""
     loaded = from_mapping(
         {
@@ -48,9 +51,9 @@ def programs(target: str, tree: str, schedule: str, commit: str, dtype: str = "f
             "target": TARGETS[target],
             "draft": TREES[tree],
             "verify": {"recurrence": schedule},
-            "accept": {"method": "greedy", "stop_tokens": [5]},
+            "accept": {"method": "greedy", "stop_tokens": [5] if stop else []},
             "commit": COMMITS[commit],
-            "runtime": {"max_batch_size": 4, "max_sequence_length": 64, "dtype": dtype},
+            "runtime": {"max_batch_size": 4, "max_sequence_length": 64, "dtype": "float64"},
         }
     )
     naive = lower_spec(loaded)
@@ -98,7 +101,7 @@ def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def run_both(program: DecodeProgram, weights: dict[str, Any]) -> None:
     """Prefill, speculative and plain steps in turn."""
-    both = RecurrentLockstep(program, batch=3, weights=weights)
+    both = RecurrentLockstep(program, batch=len(PROMPTS), weights=weights)
     both.prefill(*padded(PROMPTS))
     for number in range(5):
         both.speculate()
@@ -134,15 +137,45 @@ def test_naive_modules_equal_the_interpreter(target: str) -> None:
     run_both(naive, weights_of(naive))
 
 
+def planted_texts(module: Any, weights: Any, plain: list[list[int]]) -> tuple[list[list[int]], Exercise]:
+    """The texts decoded with trees in which a part of the plain text is hidden among wrong tokens."""
+    rng, exercise = Random(0), Exercise()
+    shape = PlantedShape(num_nodes=6, num_steps=3, top_k=2, nothing_right=0.1)
+    state, _ = module.prefill(weights, module.init_state(len(PROMPTS)), *padded(PROMPTS))
+    state = state._replace(remaining=torch.full_like(state.remaining, TOKENS - 1))
+    texts = [[int(token)] for token in state.root_token]
+    while not bool(state.finished.all()):
+        state, draft = module.draft(weights, state)
+        left = [text[len(made) - 1 :] for text, made in zip(plain, texts, strict=True)]
+        trees = [plant_tree(rest, VOCABULARY, shape, rng) for rest in left]
+        tokens, parent, valid = (
+            torch.tensor([list(getattr(tree, name)) for tree in trees]) for name in ("tokens", "parent", "valid")
+        )
+        draft = draft._replace(tokens=tokens, parent=parent, valid=valid)
+        state, verified = module.verify(weights, state, tokens, parent, valid)
+        state, accepted = module.accept(state, verified, draft)
+        for b, count in enumerate(accepted.emitted.tolist()):
+            texts[b] += accepted.emitted_tokens[b, :count].tolist()
+            if count:
+                exercise.steps += 1
+                path = accepted.path[b, : int(accepted.accept_length[b]) + 1].tolist()
+                exercise.accept_branch += path != list(range(len(path)))
+                exercise.accept_none += len(path) == 1
+        state = module.commit(state, verified, accepted)
+    return texts, exercise
+
+
 @pytest.mark.parametrize(("schedule", "commit"), cells(QUICK))
 def test_text_is_that_of_plain_decoding(schedule: str, commit: str) -> None:
-    loaded, naive, program = programs("delta", "dynamic", schedule, commit)
+    """Four prompts, 48 tokens, drafts with planted errors; a quarter of the steps and more accept a branch."""
+    loaded, naive, program = programs("delta", "dynamic", schedule, commit, stop=False)
     module = load_text(generate(loaded, program))
-    decoder = module.Decoder(module.Weights(**fused(naive, program)))
-    fast = decoder.generate(PROMPTS, 24)
-    assert fast.tokens == decoder.generate(PROMPTS, 24, speculative=False).tokens
-    assert fast.acceptance_length > 1.0
-    assert fast.tokens == [decoder.generate([prompt], 24).tokens[0] for prompt in PROMPTS]
+    weights = module.Weights(**fused(naive, program))
+    plain = module.Decoder(weights).generate(PROMPTS, TOKENS, speculative=False).tokens
+    texts, exercise = planted_texts(module, weights, plain)
+    assert texts == plain
+    assert exercise.accept_branch >= 0.25 * exercise.steps
+    assert exercise.accept_none >= 3
 
 
 @pytest.mark.parametrize(("schedule", "commit"), cells([("tree", "windowed")]))
