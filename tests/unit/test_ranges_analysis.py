@@ -245,6 +245,7 @@ CASES: dict[str, tuple[Callable[..., Node], dict[str, Any], dict[str, tuple[int,
         "[-1, 7] (-1: pad)",
     ),
     "argmax": (lambda b, i: b.call(aten.argmax.default, i, 1), {}, {"i": (BATCH, CHUNK)}, "[0, T - 1]"),
+    "a root among zeros": (lambda b, i: b.call(ops.root_table, i, 3, -1), {"i": (2, 5)}, {"i": (2, BATCH)}, "[0, 5]"),
     "undecided branch": (
         lambda b, i: b.call(aten.where.self, b.call(aten.ge.Scalar, i, 0), i, b.call(aten.neg.default, i)),
         {"i": (2, 5)},
