@@ -46,6 +46,8 @@ def static_checks(bench: Workbench, checks: Checks, notes: dict[str, str]) -> Co
     subject = bench.subject(0)
     if subject.spec.draft.method != "eagle3":
         notes.setdefault("I15", "not applicable: one vocabulary")
+    if not subject.spec.target.geometry.num_attention_heads:
+        notes.setdefault("I4", "not applicable: no layer reads positions")
     name = bench.variations[0].name
     return _found(name, lambda: vocabulary_map(subject, checks)) or _found(
         name, lambda: unchanged_passes(subject, checks)

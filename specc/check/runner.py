@@ -125,6 +125,22 @@ class Run:
                 return found
         return None
 
+    def validate_twins(self, wanted: int) -> Counterexample | None:
+        """More examples where fewer than `wanted` tests compared twins: rows alone, deferred and immediate, chain as
+        tree."""
+        subjects = self.bench.subjects
+        users = {
+            "I13": list(subjects),
+            "I19": [number for number, subject in subjects.items() if subject.deferred_twin is not None],
+            "I12": [number for number, subject in subjects.items() if subject.chain_twin is not None],
+        }
+        for id, numbers in users.items():
+            if self.checks.wants(id) and numbers and self.checks.counts.get(id, 0) < wanted:
+                found = self.search(sorted(numbers), ["twins"], wanted)
+                if found is not None:
+                    return found
+        return None
+
     def _smallest(self, finding: Finding) -> Example:
         same = [example for example, other in self.failures.items() if other is finding]
         return same[-1]
@@ -163,6 +179,8 @@ def run(
         counterexample = run_.search(range(len(bench.variations)), against, max_examples)
     if counterexample is None and "stages" in against:
         counterexample = run_.validate_passes(min(FEWEST_PER_PASS, max_examples // 10))
+    if counterexample is None and "twins" in against:
+        counterexample = run_.validate_twins(max(2, min(FEWEST_PER_PASS, max_examples // 10)))
     if counterexample is None and once:
         tell("laws, mutated programs", 0, 0)
         counterexample = by_spec.expensive_checks(bench, checks, notes, max_examples)
