@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "explain": "explain a diagnostic code",
     "schema": "print the JSON Schema of the spec language",
     "doctor": "say what this machine can compile and run",
+    "train": "train a small model: corpus, tokenizer, baseline, weights, model card",
     "fetch": "fetch a model into the cache, checked by sha256",
     "verify": "check a generated module against its own header",
 }

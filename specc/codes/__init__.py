@@ -18,6 +18,7 @@ from specc.codes.internal import INTERNAL_CODES
 from specc.codes.ir import IR_CODES
 from specc.codes.loading import LOADING_CODES
 from specc.codes.semantic import SEMANTIC_CODES
+from specc.codes.train import TRAIN_CODES
 
 __all__ = ["CODES", "Code"]
 
@@ -38,6 +39,7 @@ CODES: Mapping[str, Code] = _registry(
     COMPILE_CODES,
     IR_CODES,
     CHECKPOINT_CODES,
+    TRAIN_CODES,
     CHECK_CODES,
     INTERNAL_CODES,
 )

@@ -1,0 +1,42 @@
+"""SPC47x: training of small models."""
+
+from __future__ import annotations
+
+from specc.codes.entry import Code
+
+TRAIN_CODES: tuple[Code, ...] = (
+    Code(
+        "SPC470",
+        "the file is not a data recipe",
+        "A data recipe is a JSON object with `name` and `sources`; every source has `name`, `domain`, `reader` "
+        "(python, question-answer or book), `path` inside the data folder, `licence`, `version` and `origin`.",
+        '{"name": "demo"}',
+    ),
+    Code(
+        "SPC471",
+        "training text is missing",
+        "A source of the recipe, or a file of test prompts that training text is checked against, is not in the data "
+        "folder (--root), or all the text together is too little to train on and to hold some out.",
+        "specc train target --data recipe.json --root an-empty-folder --out model",
+    ),
+    Code(
+        "SPC472",
+        "the folder is not a prepared corpus",
+        "A prepared corpus has train.npz, held_out.npz, corpus.json and tokenizer.json. `--prepare-only` makes one; "
+        "remove the folder to make it anew.",
+        "specc train target --corpus an-empty-folder --out model",
+    ),
+    Code(
+        "SPC473",
+        "the folder is not an exported model, or the checkpoint is of another run",
+        "What `specc train` writes has config.json, model.safetensors.index.json and the shards that it names, with "
+        "the tensors of the configuration. A checkpoint.pt in the output folder must be of the same configuration.",
+        "specc train target --config small --out DIR, where DIR holds a checkpoint of --config tiny",
+    ),
+    Code(
+        "SPC474",
+        "there is no CUDA device",
+        "`--device cuda` needs a torch with CUDA and a GPU that it can use. `--device cpu` is the default.",
+        "specc train target --device cuda --out model (on a machine without a GPU)",
+    ),
+)

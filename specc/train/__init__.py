@@ -1,0 +1,3 @@
+"""Training of the small models that the project ships: corpus, tokenizer, training model, loop, baseline, export."""
+
+from __future__ import annotations
