@@ -89,7 +89,8 @@ def _bind(editor: Editor, loop: LoopParts, values: list[Any]) -> None:
     first = len(loop.carried)
     for place, value in enumerate(values):
         unchanged = place < first and loop.carried_out[place] is loop.carried_inside[place]
-        table = place < first and isinstance(value, (Written, StateAfter)) and value.place == place
+        goes_on = isinstance(value, Written) or (isinstance(value, StateAfter) and value.last is not None)
+        table = place < first and goes_on and value.place == place
         if not (unchanged or table or (place >= first and isinstance(value, Rows) and value.axis == 1)):
             kind = "carried value" if place < first else "stacked result"
             raise Refused(f"{kind} {place} of the loop is {describe(value)}")
@@ -100,8 +101,12 @@ def _bind(editor: Editor, loop: LoopParts, values: list[Any]) -> None:
 
 
 def _replace_result(editor: Editor, loop: LoopParts, item: Node, value: Any) -> None:
+    if isinstance(value, StateAfter):
+        assert value.last is not None, "checked by _bind"
+        editor.replace(item, value.last)
+        return
     if not isinstance(value, Written):
-        editor.replace(item, value.last if isinstance(value, StateAfter) else value.node)
+        editor.replace(item, value.node)
         return
     for user in list(item.users):
         new = _table_after(editor, value, loop, user)

@@ -10,12 +10,12 @@ from torch.fx import GraphModule, Node
 from specc.ir import ops
 from specc.ir.clone import clone
 from specc.ir.dims import BATCH, CHUNK
-from specc.ir.edit import bodies, finish, loop_parts, modules
+from specc.ir.edit import Editor, bodies, finish, loop_parts, modules
 from specc.ir.scope import Scope, Value
 from specc.passes.layer_major import layer_major
 from specc.passes.rewrite_negative_indices import rewrite_negative_indices
 from specc.testing import DraftBatch, make_tree
-from tests.passes.recurrent_edits import at, calls, one, token_loop, with_verify
+from tests.passes.recurrent_edits import at, calls, naive, one, token_loop, with_verify
 from tests.passes.recurrent_programs import (
     COMMITS,
     STEPS,
@@ -184,6 +184,31 @@ def test_a_chain_that_records_states_gets_them_from_one_op() -> None:
     module = program_at(CHAIN, LAYERS).graphs["verify"]
     assert len(calls(module, ops.delta_rule)) == 1
     assert not calls(module, ops.delta_rule_verify_states)
+
+
+def test_the_last_of_recorded_states_goes_on() -> None:
+    """A chain whose states are recorded and whose last state leaves the loop as well."""
+    module = naive(CHAIN_SNAPSHOTS)
+    tokens = loop_parts(token_loop(module))
+    place = next(
+        i
+        for i, node in enumerate(tokens.carried_inside)
+        if node.meta["val"].shape == tokens.carried[0].meta["val"].shape
+    )
+    output = module.graph.output_node()
+    with Editor(module, "edit").before(output):
+        last = Editor(module, "edit").item(tokens.node, place, "last_state")
+    number = next(i for i, port in enumerate(output.meta["ports"]) if port.name == "conv_candidate")
+    output.args = ((*output.args[0][:number], last, *output.args[0][number + 1 :]),)
+    made, notes = layer_major(finish(module))
+    assert notes[0].fired
+    chain = DraftBatch(
+        tuple(make_tree(tokens, (-1, 0, 1, 2, 3)) for tokens in ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10))), (3, 0)
+    )
+    programs = [with_verify(graph, CHAIN_SNAPSHOTS) for graph in (module, made)]
+    before, after = (verified(program, chain, CHAIN_SNAPSHOTS) for program in programs)
+    assert_same(before, after)
+    assert torch.equal(after["conv_candidate"], after["state_candidate"][:, :, -1])
 
 
 def test_distances_of_states_are_named() -> None:

@@ -101,6 +101,18 @@ def _read_twice(module: GraphModule) -> None:
     items[0].replace_all_uses_with(o)
 
 
+def _row_of_another_node(module: GraphModule) -> None:
+    """The convolution's input is mixed with what the parent's iteration recorded of its own."""
+    conv = one(module, ops.short_conv)
+    batch, row = conv.args[0].args[0].args[1]
+    table = next(node for node in conv.graph.nodes if node.op == "placeholder" and node.name == "conv_candidate")
+    editor = editor_of(conv)
+    with editor.before(conv):
+        above = editor.call(aten.index.Tensor, table, [batch, row])
+        mixed = editor.call(aten.add.Tensor, conv.args[1], above)
+    conv.args = (conv.args[0], mixed, *conv.args[2:])
+
+
 REFUSALS: list[tuple[Callable[[GraphModule], None], str]] = [
     (_no_ancestors, "has no ancestor mask, so a node may start from a later one's state"),
     (_other_ancestors, "no ancestor mask covers the parents of `short_conv`: one may come after its child (I1)"),
@@ -109,6 +121,10 @@ REFUSALS: list[tuple[Callable[[GraphModule], None], str]] = [
         "the ancestors of `delta_rule_1` are not those of the parents whose states it starts",
     ),
     (_state_used_elsewhere, "(the state after the token) is used where the pass can't follow it"),
+    (
+        _row_of_another_node,
+        "`conv_candidate` (a table as earlier tokens left it) is used",
+    ),
     (_weight_by_token, "but must be the same for every token"),
     (_windows_read_behind_the_loop, "the states of all tokens of `short_conv` are read, and no op gives them"),
     (_read_twice, "is not written into `state_table`, where it was read"),
