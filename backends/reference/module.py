@@ -13,7 +13,7 @@ import torch
 from specc.backends.base import ABI, ModuleInfo
 from specc.backends.reference import declarations, wrappers
 from specc.backends.reference.helpers import HelperSources
-from specc.backends.reference.kernels import KERNELS, variants
+from specc.backends.reference.kernels import KERNELS, POINTWISE, variants
 from specc.backends.reference.layout import format_source
 from specc.backends.reference.literals import comment_text
 from specc.backends.reference.liveness import output_node
@@ -59,6 +59,7 @@ class WeightLayout(NamedTuple):
     layer_step: int = 1
     experts: int = 0
 '''
+POINTWISE_NAMES = tuple(function.__name__ for function in POINTWISE.values())
 # Names that the printed part of a module defines.
 PROVIDED = (
     "ABI FINGERPRINT SPEC MAX_SEQUENCE_LENGTH MAX_BATCH_SIZE VOCAB_SIZE SEED SLOTS WEIGHTS SlotLayout WeightLayout "
@@ -132,7 +133,7 @@ def _steps(program: DecodeProgram, sources: HelperSources, module: ModuleInfo) -
             names = [port.split(":")[1] for port in input_ports(graph) if port.startswith("input:")]
             call = signature(step, names, draft, verified)
             # Local names must not hide a helper that a later line needs: all kernels' names are kept free.
-            reserved = {*PROVIDED, *sources.names, *KERNELS, *variants.NAMES, *_op_names(program)}
+            reserved = {*PROVIDED, *sources.names, *KERNELS, *variants.NAMES, *POINTWISE_NAMES, *_op_names(program)}
             made.append(print_step(step, graph, call, helper, reserved, module.lines))
     return made
 

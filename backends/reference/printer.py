@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from specc.backends.reference import expression as e
 from specc.backends.reference.aten import constant, write_aten, write_operator
 from specc.backends.reference.expression import Expr
+from specc.backends.reference.kernels import POINTWISE
 from specc.backends.reference.kernels.variants import variant
 from specc.backends.reference.liveness import Liveness, analyse, getitem_users, is_impure, loop_body, output_node
 from specc.backends.reference.names import Names
@@ -210,6 +211,8 @@ class GraphPrinter:
             return e.call(self.helper(chosen.function), [self.whole(given[name]) for name in chosen.operands])
         printed = [self.print_argument(argument) for argument in node.args]
         keywords = [(name, self.print_argument(item)) for name, item in node.kwargs.items()]
+        if target in POINTWISE and len(printed) == 1 and not keywords:
+            return e.call(self.helper(POINTWISE[target]), printed)
         if isinstance(target, torch._ops.OpOverload):
             if declared is not None:
                 flat = [item if isinstance(item, Expr) else e.listing(item) for item in printed]

@@ -178,6 +178,67 @@ def test_text_is_that_of_plain_decoding(schedule: str, commit: str) -> None:
     assert exercise.accept_none >= 3
 
 
+BITWISE = {
+    "specc": 1,
+    "name": "bits",
+    "target": {
+        "family": "gated_deltanet",
+        "config": {"num_hidden_layers": 2, "hidden_size": 16, "num_heads": 4, "head_dim": 4, "expand_v": 2}
+        | {"intermediate_size": 24, "vocab_size": VOCABULARY},
+    },
+    "draft": {"method": "prompt_lookup", "tree": "dynamic", "num_speculative_tokens": 12, "num_steps": 5, "top_k": 4},
+    "runtime": {"max_batch_size": 4, "max_sequence_length": 64, "dtype": "float32"},
+}
+
+
+def root_only(tokens: list[int], nodes: int) -> tuple[torch.Tensor, ...]:
+    """tokens, parent, valid of a verify whose only valid node is the root."""
+    size = (len(tokens), nodes)
+    first, valid = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
+    first[:, 0], valid[:, 0] = torch.tensor(tokens), True
+    return first, torch.full(size, -1), valid
+
+
+def plain_logits(module: Any, weights: Any, state: Any, path: list[int]) -> torch.Tensor:
+    """The logits after a path of tokens, one per step: each a verify of one valid node, padded to the same N."""
+    longest = module.SPEC["draft"]["num_steps"] + 1
+    for token in path:
+        nodes = root_only([token], 13)
+        state, verified = module.verify(weights, state._replace(root_token=torch.tensor([token])), *nodes)
+        none, one = torch.zeros(1, longest, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+        accepted = module.Accepted(
+            path=none, accept_length=one - 1, bonus=one, emitted_tokens=none, emitted=one, stopped=one == 0
+        )
+        state = module.commit(state, verified, accepted)
+    return verified.logits[0, 0]
+
+
+@pytest.mark.parametrize("commit", ["factors", "windowed", "snapshots"])
+@pytest.mark.parametrize("schedule", ["serial", "hybrid", "replay"])
+def test_logits_have_the_bits_of_plain_decoding(schedule: str, commit: str) -> None:
+    """In float32, 13 nodes and 4 value heads: rows of every size lie in vectorised parts and in tails."""
+    loaded = from_mapping(BITWISE | {"verify": {"recurrence": schedule}, "commit": COMMITS[commit]})
+    naive = lower_spec(loaded)
+    program = run_passes(loaded, naive, verify=False).program
+    module = load_text(generate(loaded, program))
+    weights = module.Weights(**fused(naive, program))
+    state, _ = module.prefill(weights, module.init_state(1), torch.tensor([PROMPTS[0]]), torch.tensor([8]))
+    rng = Random(0)
+    parent = [-1, *(rng.randrange(max(0, node - 3), node) for node in range(1, 13))]
+    tokens = [int(state.root_token), *(rng.randrange(VOCABULARY) for _ in range(12))]
+
+    def copy() -> Any:
+        return type(state)(*(x.clone() for x in state))
+
+    tree = torch.tensor([tokens]), torch.tensor([parent]), torch.ones(1, 13, dtype=torch.bool)
+    logits = module.verify(weights, copy(), *tree)[1].logits[0]
+    for node in range(13):
+        path = [node]
+        while parent[path[0]] >= 0:
+            path.insert(0, parent[path[0]])
+        assert torch.equal(plain_logits(module, weights, copy(), [tokens[i] for i in path]), logits[node])
+
+
 @pytest.mark.parametrize(("schedule", "commit"), cells([("tree", "windowed")]))
 def test_ruff_finds_nothing(schedule: str, commit: str, tmp_path: Path) -> None:
     loaded, naive, program = programs("experts", "dynamic", schedule, commit)

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specc.backends.reference.kernels import attention, cache, conv, delta, moe
+import torch
+
+from specc.backends.reference.kernels import (
+    attention,
+    cache,
+    conv,
+    delta,
+    moe,
+    pointwise,
+)
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "append_rows": cache.append_rows,
@@ -31,4 +40,11 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "tree_attention": attention.tree_attention,
     "tree_attention_cached": attention.tree_attention_cached,
     "tree_conv": conv.tree_conv,
+}
+
+# Of aten ops with one operand.
+POINTWISE: Mapping[object, Callable[..., Any]] = {
+    torch.ops.aten.sigmoid.default: pointwise.sigmoid,
+    torch.ops.aten.silu.default: pointwise.silu,
+    torch.ops.aten.softplus.default: pointwise.softplus,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from specc.backends.reference.kernels.pointwise import silu
+
 
 def moe(
     x: torch.Tensor,
@@ -36,6 +38,6 @@ def moe(
         if pairs.numel() > 0:
             token = pairs // experts_per_token
             gate, up = F.linear(flat[token], gates[expert]).chunk(2, dim=-1)
-            inner = F.linear(F.silu(gate) * up, downs[expert])
+            inner = F.linear(silu(gate) * up, downs[expert])
             out.index_add_(0, token, inner * weight[pairs].unsqueeze(-1))
     return out.view(x.shape)
