@@ -7,7 +7,7 @@ import argparse
 from specc.cli.common import add_json
 from specc.diagnostics import DiagnosticError, error
 
-NAMES = ("demo", "parity", "cpu-speed")
+NAMES = ("demo", "parity", "cpu-speed", "lossless-matrix")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> int:
         from specc.bench.demo import main
     elif args.name == "parity":
         from specc.bench.parity import main
+    elif args.name == "lossless-matrix":
+        from specc.bench.lossless_matrix import main
     else:
         from specc.bench.cpu_speed import main
     return main(args.arguments)

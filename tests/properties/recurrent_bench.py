@@ -3,16 +3,18 @@ weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from specc.check.machines import Bag, Interpreted, Results, State
+from specc import driver
+from specc.check.machines import Bag, Interpreted, Results, State, load_module
 from specc.check.oracle import PlainDecoding
-from specc.check.weights import Value, logical_weights
+from specc.check.weights import Value, logical_weights, program_weights
 from specc.lower.assemble import lower
 from specc.program import DecodeProgram
 from specc.spec import loads
@@ -58,18 +60,26 @@ def hybrid_config(
         f"linear_conv_kernel_dim: {conv_size}, num_experts: {experts}, num_experts_per_tok: 2, "
         f"decoder_sparse_step: {sparse_step}, norm_topk_prob: {norm_topk}, moe_intermediate_size: 8, "
         "shared_expert_intermediate_size: 12, intermediate_size: 24, rope_theta: 1000.0, "
-        f"max_position_embeddings: 64, vocab_size: {VOCABULARY}}}}}"
+        f"max_position_embeddings: 256, vocab_size: {VOCABULARY}}}}}"
     )
 
 
-def spec_text(target: str, draft: str = TREE, commit: str = "{state: factors}", more: str = "") -> str:
-    """A spec in float64."""
+def spec_text(
+    target: str,
+    draft: str = TREE,
+    commit: str = "{state: factors}",
+    more: str = "",
+    *,
+    dtype: str = "float64",
+    length: int = 40,
+) -> str:
+    """A spec, by default in float64."""
     return f"""specc: 1
 name: recurrent
 target: {target}
 draft: {draft}
 commit: {commit}
-runtime: {{max_batch_size: 4, max_sequence_length: 40, dtype: float64, state_dtype: float64}}
+runtime: {{max_batch_size: 4, max_sequence_length: {length}, dtype: {dtype}, state_dtype: {dtype}}}
 {more}
 """
 
@@ -144,3 +154,41 @@ class Naive:
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """max|a - b| / max|b|."""
     return float((a - b).abs().max() / b.abs().max())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A spec's generated module with random weights, in the spec's dtype."""
+
+    spec: Spec
+    source: str
+    module: Any
+    weights: Any
+    logical: Mapping[str, Value]
+
+    @property
+    def plain(self) -> PlainDecoding:
+        """Plain decoding of whole texts in float64, by the same weights."""
+        return PlainDecoding(self.spec.target.geometry, self.logical)
+
+    def edited(self, edit: Callable[[str], str]) -> Compiled:
+        """The same with the module's text changed."""
+        source = edit(self.source)
+        module = load_module(source, "specc_recurrent_edited")
+        return Compiled(self.spec, source, module, module.Weights(*self.weights), self.logical)
+
+
+@cache
+def compiled(text: str, seed: int = 0) -> Compiled:
+    """Compiles a spec once. In float32 the weights are rounded first, so that plain decoding has the same ones."""
+    loaded = loads(text)
+    done = driver.compile_spec(loaded, verify=False)
+    module = load_module(done.source, f"specc_recurrent_{abs(hash(text))}")
+    dtype = torch.float32 if loaded.spec.runtime.dtype == "float32" else torch.float64
+    rounded = {name: _as(value, dtype) for name, value in logical_weights(loaded.spec, seed).items()}
+    given = module.Weights(**program_weights(done.program.weights, done.naive, rounded))
+    return Compiled(loaded.spec, done.source, module, given, {k: _as(v, torch.float64) for k, v in rounded.items()})
+
+
+def _as(value: Value, dtype: torch.dtype) -> Value:
+    return value.to(dtype) if isinstance(value, torch.Tensor) else tuple(one.to(dtype) for one in value)
