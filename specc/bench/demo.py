@@ -1,10 +1,11 @@
-"""The demonstration behind `make demo`: a few `specc` commands on a real small model, and what they must show.
+"""The demonstration behind `make demo`: `specc` commands on two real small models, and what they must show.
 
-    python -m specc.bench.demo [--model DIR|NAME] [--output DIR]
+    python -m specc.bench.demo [--model DIR|NAME] [--recurrent-model DIR] [--output DIR]
 
-Every command is printed as it is run. The drafters of the two tree specs are simulated: the target's own weights with
-noise. Fails (exit code 1) unless every text equals plain decoding token for token, prompt lookup accepts more than
-1.5 tokens per step on the prompts that repeat themselves, and both drafted trees accept a branch in 20 steps or more.
+A transformer (SmolLM2-135M) and a Gated DeltaNet (gdn-15m, trained by `specc train target`). Every command is printed
+as it is run. The drafters of two of the transformer's trees are simulated: the target's own weights with noise. Fails
+(exit code 1) unless every text equals plain decoding token for token, prompt lookup accepts more than 1.5 tokens per
+step on the prompts that repeat themselves, and both simulated trees accept a branch in 20 steps or more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specc.runtime.prompts import demo_prompts
+from specc.runtime.prompts import DEMO_TEXTS, Prompt, demo_prompts, demo_texts
 
 SPECS = (Path(__file__).resolve().parents[1] / "specs").resolve()
 SIGMA = "self-perturbed:0.08"
@@ -40,13 +41,30 @@ class Mode:
     options: tuple[str, ...] = ()
     lookup: bool = False
     branches: bool = False
+    recurrent: bool = False
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """What is decoded: chats for the transformer, beginnings of texts for the recurrent model."""
+        return demo_texts() if self.recurrent else demo_prompts()
+
+    @property
+    def label(self) -> str:
+        """Name of the mode's files: the spec, and whether it was changed."""
+        return f"{self.spec}-serial" if "verify.recurrence=serial" in self.options else self.spec
 
 
+ONE = ("--set", "runtime.max_batch_size=1")
+# The same decoder along another road: one program per sequence and head, every node's state kept, commit at once.
+SERIAL = ("verify.recurrence=serial", "commit.state=snapshots", "commit.update=immediate", "commit.window=null")
+SET_SERIAL = tuple(word for change in SERIAL for word in ("--set", change))
 MODES = (
-    Mode("prompt lookup, chain", "smollm2-prompt-lookup", ("--set", "runtime.max_batch_size=1"), lookup=True),
-    Mode("prompt lookup, tree", "smollm2-prompt-lookup-tree", ("--set", "runtime.max_batch_size=1"), lookup=True),
+    Mode("prompt lookup, chain", "smollm2-prompt-lookup", ONE, lookup=True),
+    Mode("prompt lookup, tree", "smollm2-prompt-lookup-tree", ONE, lookup=True),
     Mode("static tree, simulated drafter", "smollm2-static-tree", ("--draft-model", SIGMA), branches=True),
     Mode("dynamic tree, simulated drafter", "smollm2-dynamic-tree", ("--draft-model", SIGMA), branches=True),
+    Mode("recurrent: UT form, factors", "gdn-15m-tree", ONE, lookup=True, recurrent=True),
+    Mode("recurrent: serial, snapshots", "gdn-15m-tree", (*ONE, *SET_SERIAL), lookup=True, recurrent=True),
 )
 
 
@@ -89,18 +107,19 @@ def excerpt(text: str) -> list[str]:
 
 def decode(mode: Mode, model: str, tokens: int, output: Path) -> tuple[int, dict[str, Any] | None]:
     """Run one mode; its exit code and its report."""
-    report = output / f"{mode.spec}.json"
+    report = output / f"{mode.label}.json"
     report.unlink(missing_ok=True)
-    words = ["run", str(SPECS / f"{mode.spec}.yaml"), "--model", model, *mode.options, "--demo-prompts"]
+    prompts = ["--prompts", str(DEMO_TEXTS)] if mode.recurrent else ["--demo-prompts"]
+    words = ["run", str(SPECS / f"{mode.spec}.yaml"), "--model", model, *mode.options, *prompts]
     words += ["--max-new-tokens", str(tokens), "--verify-lossless"]
-    words += ["--trace", str(output / f"{mode.spec}.trace.jsonl"), "--report", str(report)]
+    words += ["--trace", str(output / f"{mode.label}.trace.jsonl"), "--report", str(report)]
     code = specc(words)
     return code, json.loads(report.read_text(encoding="utf-8")) if report.is_file() else None
 
 
-def repetitive_acceptance(report: dict[str, Any]) -> float:
+def repetitive_acceptance(mode: Mode, report: dict[str, Any]) -> float:
     """acceptance_length over the steps of the prompts that repeat themselves."""
-    names = {prompt.name for prompt in demo_prompts() if prompt.repetitive}
+    names = {prompt.name for prompt in mode.prompts if prompt.repetitive}
     found = [request for request in report["requests"] if request["name"] in names]
     steps = sum(request["metrics"]["steps"] for request in found)
     return sum(len(request["tokens"]) - 1 for request in found) / steps if steps else 0.0
@@ -116,7 +135,7 @@ def shortcomings(mode: Mode, code: int, report: dict[str, Any] | None) -> list[s
         found.append(f"{mode.title}: {differences} tokens differ from plain decoding")
     if len(report["requests"]) < 5:
         found.append(f"{mode.title}: only {len(report['requests'])} prompts")
-    acceptance = repetitive_acceptance(report)
+    acceptance = repetitive_acceptance(mode, report)
     if mode.lookup and acceptance <= MIN_LOOKUP_ACCEPTANCE:
         wanted = f"expected more than {MIN_LOOKUP_ACCEPTANCE}"
         found.append(f"{mode.title}: acceptance_length {acceptance:.2f} on the repetitive prompts, {wanted}")
@@ -150,7 +169,7 @@ def table(rows: Sequence[tuple[Mode, dict[str, Any]]]) -> str:
             metrics["tokens"],
             len(lossless["differences"]),
             f"{metrics['acceptance_length']:.2f}",
-            f"{repetitive_acceptance(report):.2f}",
+            f"{repetitive_acceptance(mode, report):.2f}",
             metrics["branch_steps"],
             f"{lossless['plain_tokens_per_second']:.1f}",
             f"{metrics['tokens_per_second']:.1f}",
@@ -175,6 +194,7 @@ target itself with noise: it costs as much as the target, so those two modes can
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specc.bench.demo", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m-instruct", metavar="DIR|NAME")
+    parser.add_argument("--recurrent-model", default="weights/gdn-15m", metavar="DIR")
     parser.add_argument("--output", type=Path, default=Path("build/demo"), metavar="DIR", help="default: build/demo")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
     args = parser.parse_args(argv)
@@ -194,7 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for mode in MODES:
         print(f"\n=== {mode.title} ===")
-        code, report = decode(mode, args.model, args.max_new_tokens, args.output)
+        model = args.recurrent_model if mode.recurrent else args.model
+        code, report = decode(mode, model, args.max_new_tokens, args.output)
         problems += shortcomings(mode, code, report)
         if report is not None:
             rows.append((mode, report))

@@ -12,6 +12,7 @@ from specc.diagnostics import Diagnostic, DiagnosticError, Span, error
 from specc.runtime.tokenizer import Tokenizer, check_messages
 
 DEMO_PROMPTS = Path(__file__).with_name("demo_prompts.jsonl")
+DEMO_TEXTS = Path(__file__).with_name("demo_texts.jsonl")
 MAX_BYTES = 64 << 20
 MAX_SHOWN = 20
 PROMPTS_HELP = "give a text file with one prompt per line, or a .jsonl file"
@@ -45,6 +46,11 @@ class Prompt:
 def demo_prompts() -> list[Prompt]:
     """The prompts of the project: chat, repetitive code, summarising, arithmetic, a list, and more."""
     return load_prompts(DEMO_PROMPTS)
+
+
+def demo_texts() -> list[Prompt]:
+    """Beginnings of texts for models that are no assistants: code, a word problem, prose."""
+    return load_prompts(DEMO_TEXTS)
 
 
 def load_prompts(path: Path) -> list[Prompt]:

@@ -35,7 +35,7 @@ def test_the_demonstration_has_what_it_is_about() -> None:
 
 @pytest.mark.parametrize("mode", [LOOKUP, TREE])
 def test_a_good_run_has_no_shortcomings(mode: Mode) -> None:
-    assert repetitive_acceptance(report()) == 2.0
+    assert repetitive_acceptance(mode, report()) == 2.0
     assert shortcomings(mode, 0, report()) == []
 
 
