@@ -81,7 +81,7 @@ def train_kneser_ney(stream: Tokens, vocab_size: int, order: int = 5) -> KneserN
     bits = max(1, (vocab_size - 1).bit_length())
     if bits * order > KEY_BITS:
         raise ValueError(f"{order}-grams of {vocab_size} tokens do not fit {KEY_BITS} bits")
-    tokens = np.repeat(stream, np.where(stream == END_ID, order - 1, 1)).astype(np.int64)
+    tokens = np.repeat(stream, np.where(stream == END_ID, max(order - 1, 1), 1)).astype(np.int64)
     # Only the first END of a run ends a document; the others are padding, which nothing predicts.
     predicted = (tokens != END_ID) | (np.concatenate([[END_ID], tokens[:-1]]) != END_ID)
     return KneserNey(tuple(_levels(tokens, predicted, order, bits, vocab_size))[::-1], bits, vocab_size)

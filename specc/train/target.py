@@ -16,7 +16,7 @@ import torch
 from specc import __version__
 from specc.diagnostics import DiagnosticError, error
 from specc.train.card import write_card
-from specc.train.dataset import Dataset, prepare
+from specc.train.dataset import Dataset, load_dataset, prepare
 from specc.train.evaluate import scores
 from specc.train.export import export
 from specc.train.gated_delta import GatedDeltaModel, configs
@@ -50,9 +50,12 @@ def prepare_data(job: Job, say: Say) -> tuple[Dataset, dict[str, Any]]:
     """The tokenised corpus and the baseline's held-out scores; made unless they are there."""
     job.out.mkdir(parents=True, exist_ok=True)
     folder = job.corpus or job.out / "corpus"
-    if not folder.is_dir() and job.corpus is None:
-        say(f"preparing the corpus `{job.recipe.name}` in {folder}")
-    data = prepare(job.recipe, job.root, folder, VOCABULARIES[job.config])
+    if job.corpus is not None:
+        data = load_dataset(folder)
+    else:
+        if not folder.is_dir():
+            say(f"preparing the corpus `{job.recipe.name}` in {folder}")
+        data = prepare(job.recipe, job.root, folder, VOCABULARIES[job.config])
     path = folder / BASELINE
     if not path.is_file():
         say("counting the n-gram baseline")
