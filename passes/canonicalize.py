@@ -5,13 +5,15 @@
 
 Rules (each is a function below; all are exact, floats bit by bit):
 no-op (an op that returns its operand), reshape-chain, transpose-pair, integer-sum ((x + a) + b -> x + (a + b), x + 0),
-same-operands (where(c, x, x), x & x), constant-fold (integer arithmetic), constant-operand (a number passed into a
-loop), unchanged-carried (a carried value that the body hands on becomes an invariant).
+same-operands (where(c, x, x), x & x), rejoined-split (cat of neighbours of one split), constant-fold (integer
+arithmetic), constant-operand (a number passed into a loop), unchanged-carried (a carried value that the body hands on
+becomes an invariant).
 In a graph that writes in place, rules that would change which tensors share memory do not fire.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,6 +170,26 @@ def _same_operands(node: Node, editor: Editor, pure: bool) -> Any:
     return pair[0] if pure and len(pair) == 2 and pair[0] is pair[1] and _equal_type(pair[0], node) else _MISSING
 
 
+def _rejoined_split(node: Node, editor: Editor, pure: bool) -> Any:
+    """cat of parts of one split that follow each other is a narrow of what was split."""
+    parts: Any = node.args[0] if node.target is aten.cat.default and pure else ()
+    if len(parts) < 2 or not all(isinstance(part, Node) and part.target is operator.getitem for part in parts):
+        return _MISSING
+    split, first = parts[0].args
+    if split.target is not aten.split_with_sizes.default or _typed(node) is None:
+        return _MISSING
+    source, sizes, *rest = split.args
+    dim = rest[0] if rest else 0
+    rank = _typed(node).dim()  # type: ignore[union-attr]
+    wanted = [(split, place) for place in range(first, first + len(parts))]
+    given = node.args[1] if len(node.args) > 1 else 0
+    if [part.args for part in parts] != wanted or dim % rank != given % rank:  # type: ignore[operator]
+        return _MISSING
+    start, size = sum(sizes[:first]), sum(sizes[first : first + len(parts)])
+    with editor.before(node, split):
+        return editor.call(aten.narrow.default, source, dim, start, size, name=node.name)
+
+
 def _constant_fold(node: Node, editor: Editor, pure: bool) -> Any:
     """Integer arithmetic on constants; n + 0, n - 0, n * 1."""
     if node.target not in ARITHMETIC.values() or node.target is ARITHMETIC["getitem"] or node.kwargs:
@@ -196,6 +218,7 @@ RULES: dict[str, Rule] = {
     "transpose-pair": _transpose_pair,
     "integer-sum": _integer_sum,
     "same-operands": _same_operands,
+    "rejoined-split": _rejoined_split,
     "constant-fold": _constant_fold,
 }
 

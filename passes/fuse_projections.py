@@ -126,10 +126,16 @@ def _refusal(program: DecodeProgram, names: Signature, uses: Uses) -> str | None
 
 
 def fused_name(parts: tuple[str, ...]) -> str:
-    """Name of a fused weight: q_proj, k_proj, v_proj -> qkv_proj; gate_proj, up_proj -> gate_up_proj."""
-    prefix = "draft_" if all(part.startswith("draft_") for part in parts) else ""
-    stems = [part.removeprefix(prefix).removesuffix("_proj") for part in parts]
-    return prefix + ("" if all(len(stem) == 1 for stem in stems) else "_").join(stems) + "_proj"
+    """Name of a fused weight: q_proj, k_proj, v_proj -> qkv_proj; l0_gate_proj, l0_up_proj -> l0_gate_up_proj;
+    in_proj_qkvz, in_proj_ba -> in_proj_qkvz_ba. Words that all names begin with are written once."""
+    words = [part.removesuffix("_proj").split("_") for part in parts]
+    shared = 0
+    while all(len(item) > shared + 1 for item in words) and len({item[shared] for item in words}) == 1:
+        shared += 1
+    stems = ["_".join(item[shared:]) for item in words]
+    joined = ("" if all(len(stem) == 1 for stem in stems) else "_").join(stems)
+    suffix = ["proj"] if any(part.endswith("_proj") for part in parts) else []
+    return "_".join([*words[0][:shared], joined, *suffix])
 
 
 def _fuse_weights(program: DecodeProgram, plan: Mapping[Signature, str]) -> dict[str, Weight]:

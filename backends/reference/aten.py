@@ -44,7 +44,7 @@ _PREFIX: Mapping[str, str] = {"neg": "-", "bitwise_not": "~"}
 # Positional arguments of these overloads mean the same in the Tensor method of that name.
 _METHODS = frozenset(
     """
-    abs all amax amin any argmax argmin argsort clamp clamp_max clamp_min clone contiguous cos cumsum detach
+    abs all amax amin any argmax argmin argsort clamp clamp_max clamp_min clone contiguous copy_ cos cumsum detach
     exp expand expand_as expm1 flip gather index_select isfinite isinf isnan log log1p logsumexp masked_fill
     max maximum mean min minimum narrow permute prod reciprocal repeat reshape rsqrt scatter select sigmoid
     sin softmax sqrt square squeeze sum t take tanh topk transpose tril triu unsqueeze view log_softmax to
@@ -74,6 +74,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "gelu": "F.gelu",
     "relu": "F.relu",
     "rms_norm": "F.rms_norm",
+    "softplus": "F.softplus",
 }
 # Overloads whose meaning is not that of the plain form.
 _EXCLUDED = frozenset({"div.Tensor_mode", "div.Scalar_mode", "where.default", "max.out", "min.out"})

@@ -1,4 +1,4 @@
-"""plan-buffers: from values to buffers. Caches change in place, and candidates live in the cache's own tail.
+"""plan-buffers: from values to buffers. Caches and states change in place, KV candidates live in the cache's own tail.
 
     value level                                         buffer level
     attended = tree_attention(q, K, V, n, k, v, …)      append_rows_(K, k, n); append_rows_(V, v, n)
@@ -12,7 +12,7 @@ graphs: (1) candidates are written by one step at row `length`, and read by noth
 starts at the row that they were written at; (3) its path is accept's, ascending with path[j] >= j (I7), so that moving
 rows upward in place equals a gather (I8); (4) in a deferred program the compaction stands before the write of the next
 candidates; (5) no read of a cache's old value follows its overwriting. What fails a condition keeps its value form, and
-a note says why.
+a note says why. States, windows, factors and pending lists of recurrent layers: see `layers`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from specc.ir.prune import prune
 from specc.manager import Note, Pass, PassContext, PassResult, predicate
 from specc.passes.plan_buffers.common import NAME, Plan, Refused, slot_of
 from specc.passes.plan_buffers.conditions import candidate_homes, check_commit
+from specc.passes.plan_buffers.layers import layers_in_place
 from specc.passes.plan_buffers.rewrite import commits_in_place, drop_placeholders, rows_in_tail
 from specc.program import BUFFERED, DEFERRED, INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram, output_ports
 
@@ -73,6 +74,8 @@ def planned(program: DecodeProgram, homes: dict[str, str]) -> tuple[DecodeProgra
         commits_in_place(made, step, plan)
         prune(made)
         rows_in_tail(made, step, plan)
+        prune(made)
+        layers_in_place(made, step, plan)
         prune(made)
         drop_placeholders(made, set(homes))
         graphs[step] = finish(made)

@@ -33,7 +33,7 @@ def candidate_homes(program: DecodeProgram) -> dict[str, str]:
                 for result in stacked_result(parts, rows):
                     for slot in bound_slots(verify, result):
                         homes[slot] = cache
-    wanted = {name for name, slot in program.slots.items() if slot.role == "candidate"}
+    wanted = moved_rows(program)
     if wanted - set(homes):
         raise Refused(f"`{min(wanted - set(homes))}` is not the stack of an attention's new rows")
     for name, cache in homes.items():
@@ -42,6 +42,23 @@ def candidate_homes(program: DecodeProgram) -> dict[str, str]:
         if longest is not None and spare < longest + nodes:
             raise Refused(f"`{cache}` has {spare} rows, fewer than max_sequence_length + {nodes}")
     return homes
+
+
+def moved_rows(program: DecodeProgram) -> set[str]:
+    """Candidate slots whose rows are moved into committed slots as they are: KV rows."""
+    found: set[str] = set()
+    for module in program.graphs.values():
+        for node in module.graph.nodes:
+            parts = loop_parts(node) if is_loop(node) else None
+            for item in parts.body.graph.nodes if parts is not None else ():
+                if item.target in (ops.commit_path, ops.append_rows):
+                    assert parts is not None
+                    arguments = named_arguments(item)
+                    rows = "candidate" if item.target is ops.commit_path else "rows"
+                    source, into = (sliced_slot(parts, arguments[name]) for name in (rows, "cache"))
+                    if source is not None and (into is None or program.slots[into].role == "committed"):
+                        found.add(source)
+    return {name for name in found if program.slots[name].role == "candidate"}
 
 
 def attention_rows(node: Node) -> list[tuple[Node, str, Node, LoopParts]]:

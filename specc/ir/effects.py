@@ -77,7 +77,8 @@ def _scan(module: GraphModule, roots: dict[Node, Roots], written: set[str]) -> I
             continue
         if is_view(node) or node.target is operator.getitem:
             roots[node] = touched
-            continue
+            if not written_arguments(node):
+                continue
         writes = frozenset(name for item in flat_nodes(written_arguments(node)) for name in roots.get(item, NONE))
         declared = info(node.target)
         if declared is None or not declared.meta.get("reads_written"):
