@@ -1,6 +1,6 @@
 """How often a verify schedule moves a state tile between memory and its working place, from the tree alone.
 
-A tile is one layer's recurrent state [HV,V,K] of one sequence. `tests/bench` hold these numbers to counts made while
+A tile is one layer's recurrent state [HV,V,K] of one sequence. A test holds these numbers equal to counts made while
 the interpreter runs.
 """
 

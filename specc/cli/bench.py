@@ -7,7 +7,7 @@ import argparse
 from specc.cli.common import add_json
 from specc.diagnostics import DiagnosticError, error
 
-NAMES = ("demo", "parity", "cpu-speed", "lossless-matrix")
+NAMES = ("demo", "parity", "cpu-speed", "lossless-matrix", "traffic")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
         from specc.bench.parity import main
     elif args.name == "lossless-matrix":
         from specc.bench.lossless_matrix import main
+    elif args.name == "traffic":
+        from specc.bench.traffic import main
     else:
         from specc.bench.cpu_speed import main
-    return main(args.arguments)
+    return main([*args.arguments, "--json"] if args.json and args.name == "traffic" else args.arguments)

@@ -47,6 +47,13 @@ target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64,
         "specc bench kernels",
     ),
     Code(
+        "SPC291",
+        "a benchmark that does not apply to the spec",
+        "The benchmark measures a part that the spec's target does not have: state traffic, for example, exists where "
+        "layers are recurrent.",
+        "specc bench traffic specs/smollm2-plain.yaml",
+    ),
+    Code(
         "SPC250",
         "passes in a wrong order",
         "A pass requires a property that no pass before it establishes, or that a pass in between loses. The order is "
