@@ -145,6 +145,13 @@ def test_heavy_chains_cover_the_tree_and_follow_parents(numbers: list[int]) -> N
         assert all(parent_row[child] == parent + 1 for parent, child in itertools.pairwise(chain))
         assert parent_row[chain[0]] == 0 or chain_of[parent_row[chain[0]] - 1] < number
         assert chain[-1] + 1 not in parent_row, "a chain ends at a leaf"
+    below = [
+        sum(node in path_to(other, parent_row) for other in range(len(parent_row))) for node in range(len(parent_row))
+    ]
+    for chain in chains:
+        for parent, child in itertools.pairwise(chain):
+            siblings = [node for node, above in enumerate(parent_row) if above == parent + 1]
+            assert below[child] == max(below[node] for node in siblings)
     for node in range(len(parent_row)):
         crossed = {chain_of[i] for i in path_to(node, parent_row)}
         assert len(crossed) <= len(parent_row).bit_length()
