@@ -222,6 +222,16 @@ def test_a_config_gives_its_geometry_back(geometry: Geometry) -> None:
         assert from_mapping(spec_with("qwen3_next", again)).spec.target.geometry == geometry
 
 
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(44, 30), (46, 26), (86, 62), (4096, 4094), (16, 16)])
+def test_every_rotated_part_has_a_factor(head_dim: int, rotary_dim: int) -> None:
+    """Readers take int(head_dim * factor), and 44 * (30 / 44) is less than 30 in floating point."""
+    geometry = replace(HYBRID, head_dim=head_dim, rotary_dim=rotary_dim)
+    config = hugging_face_config(geometry)
+    assert config_geometry(config).rotary_dim == rotary_dim
+    theirs = Qwen3NextConfig(**config).rope_parameters["partial_rotary_factor"]
+    assert int(head_dim * theirs) == rotary_dim
+
+
 @given(hybrids())
 def test_the_period_is_the_smallest_that_repeats(geometry: Geometry) -> None:
     layers, period = geometry.layers, geometry.period
