@@ -107,9 +107,12 @@ def _refusal(program: DecodeProgram, names: Signature, uses: Uses) -> str | None
     weights = [program.weights[weight] for weight, _ in names]
     if len({weight.name for weight in weights}) != len(weights):
         return "one weight is applied twice to the same input"
-    kinds = {(weight.dtype, weight.layers, weight.first_layer, weight.layer_step) for weight in weights}
-    if len(kinds) != 1 or len({(weight.model, weight.experts, weight.shape[1:]) for weight in weights}) != 1:
+    if any(weight.experts for weight in weights):
+        return "a weight holds its experts one behind the other"
+    if len({(weight.dtype, weight.layers, weight.model, weight.shape[1:]) for weight in weights}) != 1:
         return "the weights differ in dtype, input size, number of layers or model"
+    if len({(weight.first_layer, weight.layer_step) for weight in weights}) != 1:
+        return "the weights are those of different layers of the period"
     biases = [bias for _, bias in names]
     if "" in biases:
         return "a bias is no weight of the program"

@@ -193,3 +193,45 @@ def test_exported_functions_lose_their_no_ops() -> None:
     made = canonicalize(module)
     assert count(made, aten.unsqueeze.default) == 0
     assert torch.equal(made(torch.ones(2, 3)), torch.full((2, 3), 2.0))
+
+
+def rejoined(pieces: list[int], dim: int = -1, split_dim: int = -1) -> GraphModule:
+    """cat of these parts of x [3,4] split into 1, 2 and 1 columns."""
+    b = GraphBuilder(("verify",))
+    x = b.placeholder("x", fake((3, 4), torch.float64))
+    sizes = [1, 2, 1] if split_dim in (-1, 1) else [1, 1, 1]
+    parts = b.call(aten.split_with_sizes.default, x, sizes, split_dim)
+    return b.output([b.call(aten.cat.default, [b.item(parts, place) for place in pieces], dim)])
+
+
+@pytest.mark.parametrize("pieces", [[0, 1], [1, 2], [0, 1, 2]])
+def test_neighbours_of_a_split_that_are_joined_again_are_a_narrow(pieces: list[int]) -> None:
+    module = rejoined(pieces)
+    made = canonicalize(module)
+    assert calls(made) == ([] if len(pieces) == 3 else ["aten.narrow.default"])
+    verify(made)
+    assert_same_outcome(module, made)
+
+
+@pytest.mark.parametrize(
+    "module", [rejoined([1, 0]), rejoined([0, 2]), rejoined([0, 0]), rejoined([0, 1], 1, 0), rejoined([2, 1, 0])]
+)
+def test_other_joins_of_parts_stay(module: GraphModule) -> None:
+    made = canonicalize(module)
+    assert "aten.cat.default" in calls(made)
+    assert_same_outcome(module, made)
+
+
+def test_a_sum_that_decides_a_case_keeps_its_form() -> None:
+    b = GraphBuilder(("verify",))
+    x = b.placeholder("x", fake((3,), torch.int64))
+    less = b.call(aten.sub.Tensor, x, 1)
+    wrapped = b.call(aten.where.self, b.call(aten.lt.Scalar, less, 0), b.call(aten.add.Tensor, less, 4), less)
+    module = b.output([wrapped])
+    made = canonicalize(module)
+    assert [target for target in calls(made) if "add" in target or "sub" in target] == [
+        "aten.sub.Tensor",
+        "aten.add.Tensor",
+    ]
+    (term,) = [node for node in made.graph.nodes if node.target is aten.add.Tensor]
+    assert term.args[1] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
 
+from specc.ir import ops
 from specc.ir.build import BodyBuilder, GraphBuilder, fake
 from specc.ir.clone import clone
 from specc.ir.dims import BATCH
@@ -18,8 +20,10 @@ from specc.ir.edit import Editor, finish, modules
 from specc.ir.interpreter import Interpreter
 from specc.ir.port import Port
 from specc.manager import PassContext, PassResult, Pipeline
+from specc.passes.canonicalize import Canonicalize
 from specc.passes.fuse_projections import FuseProjections, fused_name
 from specc.program import DecodeProgram, Weight, input_ports
+from tests.passes.recurrent_steps import Lockstep, any_steps, layer_major_program
 from tests.passes.tree_programs import (
     CHAINS,
     TREES,
@@ -117,6 +121,49 @@ def test_names() -> None:
     assert fused_name(("gate_proj", "up_proj")) == "gate_up_proj"
     assert fused_name(("draft_q_proj", "draft_k_proj", "draft_v_proj")) == "draft_qkv_proj"
     assert fused_name(("q_proj", "draft_k_proj")) == "q_draft_k_proj"
+    assert fused_name(("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj")) == "qkvabg_proj"
+    assert fused_name(("l0_gate_proj", "l0_up_proj")) == "l0_gate_up_proj"
+    assert fused_name(("l3_in_proj_qkvz", "l3_in_proj_ba")) == "l3_in_proj_qkvz_ba"
+    shared = ("l1_shared_gate_proj", "l1_shared_up_proj", "l1_shared_expert_gate")
+    assert fused_name(shared) == "l1_shared_gate_up_expert_gate_proj"
+
+
+RECURRENT = {
+    "delta": {"qkvabg_proj": 6, "gate_up_proj": 2},
+    "hybrid": {
+        "l0_in_proj_qkvz_ba": 2,
+        "l0_gate_up_proj": 2,
+        "l1_qkv_proj": 3,
+        "l1_shared_gate_up_expert_gate_proj": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("draft", ["tree", "chain"])
+@pytest.mark.parametrize("target", ["delta", "hybrid"])
+@given(data=st.data())
+@settings(max_examples=3)
+def test_recurrent_layers_have_one_projection_and_decode_the_same(target: str, draft: str, data: st.DataObject) -> None:
+    before = layer_major_program(target, draft)
+    after = FuseProjections().run(before, CONTEXT).program
+    assert set(after.weights) - set(before.weights) == set(RECURRENT[target])
+    for name, parts in RECURRENT[target].items():
+        assert len(after.weights[name].sources) == parts
+        position = re.match(r"l(\d)_", name)
+        assert after.weights[name].first_layer == (int(position[1]) if position else 0)
+        assert after.weights[name].layer_step == (2 if position else 1)
+    lockstep = Lockstep([before, after], target, 2, exact=False)
+    any_steps(lockstep, data, 2, draft == "tree", steps=2)
+
+
+def test_the_convolution_reads_its_part_of_the_projection_without_a_copy() -> None:
+    program = Canonicalize().run(FuseProjections().run(layer_major_program("delta", "tree"), CONTEXT).program, CONTEXT)
+    for step in ("verify", "prefill", "decode"):
+        nodes = [node for module in modules(program.program.graphs[step]) for node in module.graph.nodes]
+        (conv,) = [node for node in nodes if node.target in (ops.tree_conv, ops.short_conv)]
+        assert conv.args[1].target is aten.narrow.default
+        assert conv.args[1].args[0].target is aten.linear.default
+        assert not [node for node in nodes if node.target is aten.cat.default and "mixed" in node.name]
 
 
 # Near misses on a program of two linear layers.
@@ -213,6 +260,21 @@ def test_weights_of_different_kinds_stay_apart(change: dict[str, object]) -> Non
     program = replace(_program(verify=two_layers(WEIGHTS, BOTH)), weights=weights)
     (note,) = FuseProjections().run(program, CONTEXT).notes
     assert "differ in dtype, input size, number of layers or model" in note.message
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"first_layer": 1}, "different layers of the period"),
+        ({"layer_step": 2}, "different layers of the period"),
+        ({"experts": 2}, "holds its experts one behind the other"),
+    ],
+)
+def test_only_weights_of_the_same_layers_become_one(change: dict[str, int], reason: str) -> None:
+    weights = {**WEIGHTS, "b_proj": replace(WEIGHTS["b_proj"], **change)}  # type: ignore[arg-type]
+    program = replace(_program(verify=two_layers(WEIGHTS, BOTH)), weights=weights)
+    (note,) = FuseProjections().run(program, CONTEXT).notes
+    assert reason in note.message
 
 
 def test_a_name_that_is_taken_stays() -> None:
