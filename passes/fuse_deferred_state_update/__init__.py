@@ -57,14 +57,22 @@ def _fuse_folds(verify: GraphModule, folds: list[Node]) -> list[Note]:
     """Fuse each fold into the loop of verify that reads its slices; a note says what happened."""
     notes = []
     for fold in folds:
+        folded = _names(_slots_of(fold))
         readers = {user for item in fold.users for user in item.users if is_loop(user)}
         if len(readers) != 1:
             reason: str | None = f"{len(readers)} loops read the folded slot"
         else:
             reason = fuse_loops(verify, fold, readers.pop(), NAME)
-        message = "fold fused into the loop that reads it" if reason is None else f"fold not fused: {reason}"
+        what = "fused into the loop that reads it" if reason is None else f"not fused: {reason}"
+        message = f"fold of {folded} {what}"
         notes.append(Note(NAME, "verify", message, reason is None, KEYS))
     return notes
+
+
+def _slots_of(fold: Node) -> tuple[str, ...]:
+    """The slots that a loop at the head of verify folds."""
+    end = fold.graph.output_node()
+    return tuple(port.name for port, value in zip(end.meta["ports"], end.args[0], strict=True) if fold in value.args)  # type: ignore[arg-type]
 
 
 def _fuse_prologues(verify: GraphModule) -> list[Note]:

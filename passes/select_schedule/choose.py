@@ -60,7 +60,7 @@ class Choice:
         exact = "the bits of plain decoding" if bits else "within rounding of plain decoding, not bit-identical"
         head = (
             f"{names}: {self.schedule} ({why}); {exact}. N {len(case.parent_row)} in {shape}, batch {case.batch}, "
-            f"state {case.sizes.tile / 2**20:.3g} MiB a layer{', node states are results' if case.keep else ''}"
+            f"state {_size(case.sizes.tile)} a layer{', node states are results' if case.keep else ''}"
         )
         return [
             Note(pass_name, "verify", head, True, keys),
@@ -101,6 +101,10 @@ class Choice:
         if second.matrix_flops > chosen.matrix_flops:
             return f"{gap}, whose matrix products cost more than they save here"
         return f"{gap}, which has {second.launches} launches to {chosen.launches}" if second != chosen else gap
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB"
 
 
 def choose(

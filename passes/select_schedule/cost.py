@@ -77,7 +77,8 @@ def _analytic(schedule: Schedule, case: Case, device: Device) -> tuple[float, Ti
     """Seconds, and what they are made of."""
     tiles = verify_tiles(schedule, case.parent_row, case.keep)
     launches = _launches(schedule, case, device)
-    moved = (tiles.read + tiles.written + case.folds + tiles.steps * device.passes) * case.batch * case.sizes.tile
+    passes = device.passes * (tiles.steps + (tiles.written if case.keep else 0))
+    moved = (tiles.read + tiles.written + case.folds + passes) * case.batch * case.sizes.tile
     flops = matrix_flops(case.sizes, len(case.parent_row), case.keep) if schedule == "tree" else 0.0
     arithmetic = tiles.steps * case.batch * case.sizes.elements * STEP_OPERATIONS / device.vector_rate
     serial = 0.0 if schedule == "replay" else tiles.steps * device.step
