@@ -70,7 +70,7 @@ TARGETS: Mapping[str, dict[str, Any]] = {
         "family": "gated_deltanet",
         "config": _DELTA
         | {"num_hidden_layers": 1, "num_heads": 1, "num_v_heads": 3, "expand_v": 1, "conv_size": 3}
-        | {"allow_neg_eigval": True, "use_gate": False},
+        | {"allow_neg_eigval": True, "use_gate": False, "conv_bias": True},
     },
     "hybrid": {"family": "qwen3_next", "config": _HYBRID},
     "two periods": {"family": "qwen3_next", "config": _HYBRID | {"num_hidden_layers": 4}},

@@ -11,6 +11,7 @@ from specc.ir import ops
 from specc.ir.clone import clone
 from specc.ir.dims import BATCH, CHUNK
 from specc.ir.edit import Editor, bodies, finish, loop_parts, modules
+from specc.ir.port import ValueRange
 from specc.ir.scope import Scope, Value
 from specc.passes.layer_major import layer_major
 from specc.passes.rewrite_negative_indices import rewrite_negative_indices
@@ -84,6 +85,16 @@ def test_a_table_with_the_committed_state_elsewhere_keeps_its_layout() -> None:
     after, _ = rewrite_negative_indices(finish(module), ranges)
     assert {node.args[2] for node in calls(after, ops.root_table)} == {3, 0}
     assert any(node.name.endswith("_wrapped") for item in modules(after) for node in item.graph.nodes)
+
+
+def test_a_committed_state_is_never_taken_for_padding() -> None:
+    """Row 0 of constant tables may hold anything where -1 means padding; row 0 of a table of states is read."""
+    module = clone(naive_program(SMALL).graphs["verify"])
+    ranges = {"parent": ValueRange(-1, nodes_of(SMALL) - 2, "pad"), "tokens": ValueRange(0, 12)}
+    after, _ = rewrite_negative_indices(module, ranges)
+    tables = calls(after, ops.root_table)
+    assert {node.args[2] for node in tables} == {0}
+    assert not any("poison" in node.meta for node in tables)
 
 
 def _inputs(module: GraphModule) -> dict[str, Node]:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from specc.ir import ops
 from specc.ir.edit import Editor, finish, loop_parts, modules
+from specc.ir.port import Port
 from specc.ir.scope import add_operand
 from specc.passes.insert_tree_masks import insert_tree_masks
 from specc.passes.tree_masked import tree_masked
@@ -272,6 +273,18 @@ def _other_parents(module: GraphModule) -> None:
     conv.args = (*conv.args[:4], row)
 
 
+def _parents_of_neighbours(module: GraphModule) -> None:
+    """Rows of the right form, but over parents that the step was not given."""
+    conv = one(module, ops.tree_conv)
+    parent = next(node for node in module.graph.nodes if node.meta.get("port") == Port("input", "parent"))
+    editor = Editor(module, "edit")
+    with editor.after(parent):
+        rolled = editor.call(aten.roll.default, parent, [1], [1])
+    with editor.after(rolled):
+        row = editor.call(aten.add.Tensor, rolled, 1)
+    conv.args = (*conv.args[:4], add_operand(token_loop(module), "invariant", row, "rolled_row"))
+
+
 def _no_parents(module: GraphModule) -> None:
     rule = one(module, ops.delta_rule_verify)
     rule.args = (*rule.args[:6], None, None, rule.args[8])
@@ -299,6 +312,7 @@ def _as_a_chain(module: GraphModule) -> None:
     ("edit", "reason"),
     [
         (_other_parents, "`tree_conv` does not follow the step's parents"),
+        (_parents_of_neighbours, "`tree_conv` does not follow the step's parents"),
         (_no_parents, "`delta_rule_verify` does not follow the step's parents"),
         (_forged_mask, "`delta_rule_verify` has a mask that is not the ancestor_mask over its parents"),
         (_as_a_chain, "takes its state along the nodes of a tree as if they were a chain"),

@@ -165,6 +165,14 @@ def _live_at_the_end(module: GraphModule) -> None:
     live.replace_all_uses_with(last, delete_user_cb=lambda user: user is not last)
 
 
+def _live_in_another_order(module: GraphModule) -> None:
+    live = next(node for node in module.graph.nodes if node.target is aten.lt.Tensor)
+    editor = Editor(module, "edit")
+    with editor.before(live):
+        number = editor.call(aten.flip.default, live.args[0], [0])
+    live.args = (number, live.args[1])
+
+
 def _state_changed_on_its_way(module: GraphModule) -> None:
     rule = one(module, ops.delta_rule)
     after = next(user for user in rule.users if user.args[1] == 2)
@@ -198,6 +206,7 @@ def _two_recurrences_from_one_state(module: GraphModule) -> None:
 
 CHAIN_REFUSALS: list[tuple[Callable[[GraphModule], None], str]] = [
     (_live_at_the_end, "is not known to mark the first tokens of each sequence"),
+    (_live_in_another_order, "is not known to mark the first tokens of each sequence"),
     (_state_changed_on_its_way, "but its own state is not what goes on to the next token"),
     (_state_changed_before_the_token, "is a recurrence over tokens inside the layers"),
     (_two_recurrences_from_one_state, "starts from `same_state`, but its own state is not what goes on to the next"),
