@@ -213,7 +213,9 @@ def plain_logits(module: Any, weights: Any, state: Any, path: list[int]) -> torc
     return verified.logits[0, 0]
 
 
-@pytest.mark.parametrize("commit", ["factors", "windowed", "snapshots"])
+@pytest.mark.parametrize(
+    "commit", ["windowed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("factors", "snapshots"))]
+)
 @pytest.mark.parametrize("schedule", ["serial", "hybrid", "replay"])
 def test_logits_have_the_bits_of_plain_decoding(schedule: str, commit: str) -> None:
     """In float32, 13 nodes and 4 value heads: rows of every size lie in vectorised parts and in tails."""
