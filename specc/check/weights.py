@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -22,10 +23,32 @@ PREFIX = "draft_"
 Value = Tensor | tuple[Tensor, ...]
 
 
+FORGETFUL = 20.0
+"""a_log = log(FORGETFUL) and dt_bias = FORGETFUL make a head with decays of about e^-400 per token."""
+
+
 def target_weights(geometry: Geometry, seed: int) -> dict[str, Value]:
-    """The target's weights in float64 by logical name."""
+    """The target's weights in float64 by logical name.
+
+    Of several value heads the last one of the last recurrent layer forgets at once: differences of path sums between
+    its nodes are beyond what exp can hold, so that a mask applied after exp gives NaN.
+    """
     drawn = random_weights(weight_table(geometry), geometry, seed, torch.float64)
-    return {name: value if isinstance(value, Tensor) else tuple(value) for name, value in drawn.items()}
+    made = {name: value if isinstance(value, Tensor) else tuple(value) for name, value in drawn.items()}
+    for name in [name for name in made if name.endswith("a_log")][-1:]:
+        other = name.replace("a_log", "dt_bias")
+        made[name] = _last_head(made[name], math.log(FORGETFUL))
+        made[other] = _last_head(made[other], FORGETFUL)
+    return made
+
+
+def _last_head(value: Value, number: float) -> Value:
+    """The last element of the last layer's tensor [HV] replaced, if there are several."""
+    assert not isinstance(value, Tensor)
+    last = value[-1].clone()
+    if last.numel() > 1:
+        last[-1] = number
+    return (*value[:-1], last)
 
 
 def _noisy(value: Tensor, generator: torch.Generator) -> Tensor:

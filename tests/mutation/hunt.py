@@ -2,9 +2,11 @@
 
     .venv/bin/python -m tests.mutation.hunt --count 150 --seed 0 --output specc/bench/results/mutation-seeded.json
 
-Each fault is planted in a copy of the tree and judged in a forked process: first the tests of the file's part, then
-`specc check` on small variations of three shipped specs. A fault is found where one of them fails (or hangs).
-Results are kept after every fault, so that a run that was stopped goes on where it was.
+Each fault is planted in a copy of the tree and judged in a process of its own: first the tests of the file's part, then
+`specc check` on small variations of three shipped specs. A fault is found where one of them fails (or hangs). Tests
+that could not be run (pytest's exit code is neither 0 nor 1) are an error, not a find. `--recurrent`: the named faults
+of recurrent state, judged by `specc check` alone. Results are kept after every fault, so that a run that was stopped
+goes on where it was.
 """
 
 from __future__ import annotations
@@ -26,13 +28,18 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutation.mutators import Mutant, mutants
-from tests.mutation.named import NAMED
+from tests.mutation.named import NAMED, Fault
+from tests.mutation.named_recurrent import RECURRENT
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 400
 """Seconds for one fault; what takes longer than this hangs (nothing sound takes half of it)."""
 CHECKED = ("smollm2-dynamic-tree", "smollm2-prompt-lookup", "eagle-pangu")
 EXAMPLES = 6
+CHECKED_RECURRENT = ("gdn-15m-tree", "qwen3-next-hybrid")
+EXAMPLES_RECURRENT = 60
+ERROR = "error: "
+"""Starts the verdict where a fault could not be judged."""
 
 # Source pattern -> tests of that part, cheapest first. The faults are drawn from these files.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -58,6 +65,12 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("specc/ir/ops/cache.py", ("tests/unit/test_ops.py",)),
     ("specc/ir/ops/draft.py", ("tests/unit/test_drafts_ops.py",)),
     ("specc/ir/ops/sampling.py", ("tests/unit/test_sampling.py", "tests/unit/test_accept_law.py")),
+    ("specc/ir/ops/delta*.py", ("tests/unit/test_delta*.py",)),
+    ("specc/ir/ops/conv.py", ("tests/unit/test_conv.py",)),
+    ("specc/ir/ops/moe.py", ("tests/unit/test_moe.py",)),
+    ("specc/lower/mixers.py", ("tests/properties/test_recurrent_plain.py",)),
+    ("specc/lower/delta.py", ("tests/properties/test_recurrent_plain.py",)),
+    ("passes/select_schedule/*.py", ("tests/passes/test_select_schedule.py",)),
     ("backends/reference/kernels/*.py", ("tests/backends/test_reference_kernels.py",)),
 )
 
@@ -68,17 +81,26 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     return random.Random(seed).sample(places, count)
 
 
-def tests_of(path: str) -> list[str]:
-    """The tests of a source file's part."""
+def part_tests(path: str, tree: Path) -> list[str]:
+    """The tests of a source file's part, as they are in a copy of the tree."""
     patterns = next((tests for pattern, tests in PARTS if fnmatch(path, pattern)), ())
-    found = [str(item.relative_to(ROOT)) for pattern in patterns for item in sorted(ROOT.glob(pattern))]
+    found = [str(item.relative_to(tree)) for pattern in patterns for item in sorted(tree.glob(pattern))]
     return list(dict.fromkeys(found))
 
 
 def copy_tree(target: Path) -> None:
     """The working tree without what a build leaves behind."""
     skipped = shutil.ignore_patterns(
-        ".git", ".venv", "__pycache__", ".*_cache", "*.egg-info", ".hypothesis", "results", "build", ".coverage*"
+        ".git",
+        ".venv",
+        "__pycache__",
+        ".*_cache",
+        "*.egg-info",
+        ".hypothesis",
+        "results",
+        "build",
+        "weights",
+        ".coverage*",
     )
     shutil.copytree(ROOT, target, symlinks=True, ignore=skipped)
 
@@ -90,20 +112,40 @@ def judge(tests: Sequence[str]) -> str:
     if tests:
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not model"]
         code = pytest.main([*options, "--no-header", "--tb=no", *tests])
-        if code != 0:
+        if code == 1:
             return f"tests (pytest exit {int(code)})"
+        if code != 0:
+            return f"{ERROR}pytest exit {int(code)}"
     from specc.check import run
     from specc.spec import load
 
     for name in CHECKED:
         report = run(load(Path("specs") / f"{name}.yaml"), max_examples=EXAMPLES, shrink=False, judge=False)
         if report.counterexample is not None:
-            return f"specc check {name}: {report.counterexample.finding.invariant}"
+            return f"specc check {name}: {report.counterexample.finding.invariant.name}"
     return ""
 
 
-def try_fault(copy: Path, path: str, text: str, tests: Sequence[str]) -> tuple[str, float]:
-    """Plant `text` as the file `path` of the copy, judge, restore."""
+def judge_recurrent() -> str:
+    """As `judge`, by `specc check` of the recurrent specs alone: what finds the fault, with the finding."""
+    import torch
+
+    from specc.check import Workbench, run
+    from specc.spec import load
+
+    torch.set_num_threads(1)
+    for name in CHECKED_RECURRENT:
+        loaded = load(Path("specs") / f"{name}.yaml")
+        report = run(loaded, EXAMPLES_RECURRENT, shrink=False, judge=False, bench=Workbench.of(loaded))
+        found = report.counterexample
+        if found is not None:
+            text = f"{found.finding.id} {found.finding.invariant.name}, {found.variation}, {found.finding.where}"
+            return f"specc check {name}: {text}".replace("\n", " ")
+    return ""
+
+
+def try_fault(copy: Path, path: str, text: str, words: Sequence[str]) -> tuple[str, float]:
+    """Plant `text` as the file `path` of the copy, judge (`words`: the command's last arguments), restore."""
     target = copy / path
     sound = target.read_text(encoding="utf-8")
     target.write_text(text, encoding="utf-8")
@@ -114,7 +156,7 @@ def try_fault(copy: Path, path: str, text: str, tests: Sequence[str]) -> tuple[s
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_PROFILE": "hunt",
     }
-    command = [sys.executable, "-m", "tests.mutation.hunt", "--judge", *tests]
+    command = [sys.executable, "-m", "tests.mutation.hunt", *words]
     try:
         with subprocess.Popen(
             command,
@@ -136,7 +178,9 @@ def try_fault(copy: Path, path: str, text: str, tests: Sequence[str]) -> tuple[s
     return ("fails with an exception" if verdict is None else verdict), time.monotonic() - began
 
 
-def hunt(faults: Sequence[tuple[str, str, str]], output: Path, workers: int) -> list[dict[str, object]]:
+def hunt(
+    faults: Sequence[tuple[str, str, str]], output: Path, workers: int, recurrent: bool = False
+) -> list[dict[str, object]]:
     """Judge (label, path, faulty text) triples; results are written after each."""
     done: dict[str, dict[str, object]] = {}
     if output.exists():
@@ -151,11 +195,13 @@ def hunt(faults: Sequence[tuple[str, str, str]], output: Path, workers: int) -> 
             label, path, text = fault
             copy = copies.get()
             try:
-                found, seconds = try_fault(copy, path, text, tests_of(path))
+                words = ["--judge-recurrent"] if recurrent else ["--judge", *part_tests(path, copy)]
+                found, seconds = try_fault(copy, path, text, words)
             finally:
                 copies.put(copy)
             done[label] = {"fault": label, "found_by": found, "seconds": round(seconds, 1)}
-            print(f"{'found   ' if found else 'SURVIVED'} {label}  [{found}] {seconds:.0f} s", flush=True)
+            word = "found   " if is_found(done[label]) else "ERROR   " if found else "SURVIVED"
+            print(f"{word} {label}  [{found}] {seconds:.0f} s", flush=True)
             _write(output, list(done.values()))
 
         with ThreadPoolExecutor(workers) as pool:
@@ -163,18 +209,24 @@ def hunt(faults: Sequence[tuple[str, str, str]], output: Path, workers: int) -> 
     return [done[label] for label, _, _ in faults if label in done]
 
 
+def is_found(entry: dict[str, object]) -> bool:
+    """Whether an entry's fault was found; one that could not be judged was not."""
+    by = str(entry["found_by"])
+    return bool(by) and not by.startswith(ERROR)
+
+
 def _write(output: Path, entries: list[dict[str, object]]) -> None:
-    found = sum(bool(entry["found_by"]) for entry in entries)
+    found = sum(map(is_found, entries))
     report = {"found": found, "of": len(entries), "faults": entries}
     part = output.with_suffix(".part")
     part.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(part, output)
 
 
-def named_faults() -> list[tuple[str, str, str]]:
-    """The named mutations as triples. Raises ValueError where the text to replace is not there exactly once."""
+def named_faults(faults: Sequence[Fault] = NAMED) -> list[tuple[str, str, str]]:
+    """Named mutations as triples. Raises ValueError where the text to replace is not there exactly once."""
     made = []
-    for fault in NAMED:
+    for fault in faults:
         text = (ROOT / fault.path).read_text(encoding="utf-8")
         if text.count(fault.old) != 1:
             raise ValueError(f"{fault.name}: {fault.path} holds the text {text.count(fault.old)} times")
@@ -184,7 +236,7 @@ def named_faults() -> list[tuple[str, str, str]]:
 
 def controls(paths: Sequence[str]) -> list[tuple[str, str, str]]:
     """One unchanged file per set of tests: nothing may be found in it, or "found" would mean nothing."""
-    by_tests = {tuple(tests_of(path)): path for path in sorted(paths)}
+    by_tests = {tuple(part_tests(path, ROOT)): path for path in sorted(paths)}
     return [(f"control: {path} unchanged", path, (ROOT / path).read_text()) for path in by_tests.values()]
 
 
@@ -194,30 +246,35 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--named", action="store_true", help="the named mutations instead of seeded ones")
+    parser.add_argument("--recurrent", action="store_true", help="the named mutations of recurrent state")
     parser.add_argument("--only", default="", help="faults whose label contains this text")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("mutation.json"))
     parser.add_argument("--judge", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--judge-recurrent", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.judge is not None:
-        print(f"verdict: {judge(args.judge)}", flush=True)
+    if args.judge is not None or args.judge_recurrent:
+        print(f"verdict: {judge_recurrent() if args.judge is None else judge(args.judge)}", flush=True)
         return 0
-    if args.named:
-        faults = named_faults()
+    named = args.named or args.recurrent
+    if named:
+        faults = named_faults(RECURRENT if args.recurrent else NAMED)
     else:
         faults = [(str(m), m.path, m.apply((ROOT / m.path).read_text())) for m in drawn(args.count, args.seed)]
     faults = [fault for fault in faults if args.only in fault[0]]
-    sound = hunt(controls([path for _, path, _ in faults]), args.output.with_suffix(".controls.json"), args.workers)
+    paths = [path for _, path, _ in faults]
+    controlled = controls(paths[:1]) if args.recurrent else controls(paths)
+    sound = hunt(controlled, args.output.with_suffix(".controls.json"), args.workers, args.recurrent)
     wrong = [entry for entry in sound if entry["found_by"]]
     if wrong:
         print("\n".join(f"{entry['fault']} was called faulty: {entry['found_by']}" for entry in wrong))
         return 2
-    results = hunt(faults, args.output, args.workers)
-    survived = [entry["fault"] for entry in results if not entry["found_by"]]
+    results = hunt(faults, args.output, args.workers, args.recurrent)
+    survived = [entry["fault"] for entry in results if not is_found(entry)]
     print(f"{len(results) - len(survived)} of {len(results)} found")
     for label in survived:
         print(f"survived: {label}")
-    return int(len(survived) > (0 if args.named else len(results) // 10))
+    return int(len(survived) > (0 if named else len(results) // 10))
 
 
 if __name__ == "__main__":

@@ -62,10 +62,11 @@ SILENT_KEYWORDS = {"name", "keys", "doc", "help", "message", "label"}
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One fault: `before` at `line` of `path` becomes `after`; `start`, `end` are offsets into the text."""
+    """One fault: `before` at `line` and `column` (from 1) of `path` becomes `after`; `start`, `end` are text offsets."""
 
     path: str
     line: int
+    column: int
     kind: str
     before: str
     after: str
@@ -77,7 +78,7 @@ class Mutant:
         return text[: self.start] + self.after + text[self.end :]
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line} {self.kind}: {self.before} -> {self.after}"
+        return f"{self.path}:{self.line}:{self.column} {self.kind}: {self.before} -> {self.after}"
 
 
 class _Places(ast.NodeVisitor):
@@ -205,6 +206,7 @@ def mutants(path: Path, root: Path) -> Iterator[Mutant]:
         made = Mutant(
             str(path.relative_to(root)),
             node.lineno,
+            node.col_offset + 1,
             kind,
             before,
             new,
