@@ -17,6 +17,7 @@ from specc.lower.declare import declare_weights
 from specc.models.checkpoint import check_checkpoint, load_checkpoint, stored_tensors
 from specc.models.families import hugging_face_config
 from specc.models.geometry import Geometry
+from specc.models.random_weights import TIME_STEP, _decay
 from specc.models.weights import weight_table
 from tests.backends import fla_reference as fla
 from tests.backends import hf_reference as hf
@@ -248,6 +249,17 @@ def test_heads_decay_from_slowly_to_fast() -> None:
             assert float(kept.max()) > 0.98
             assert float(kept.min()) < 0.9
             assert bool(((kept > 0) & (kept < 1)).all())
+
+
+def test_time_steps_and_gains_lie_where_they_are_meant_to() -> None:
+    """softplus(dt_bias) is log-uniform in TIME_STEP; norms scale by about 1, offsets or not."""
+    uniform = torch.linspace(0, 1, 5, dtype=torch.float64)
+    low, high = TIME_STEP
+    steps = torch.nn.functional.softplus(_decay("dt_bias", uniform))
+    assert torch.allclose(steps, low * (high / low) ** uniform, rtol=1e-12)
+    hybrid, deltanet = weights_of_model(HYBRID), weights_of_model(DELTANET)
+    for gain in (*deltanet["input_layernorm"], *(1 + w for w in hybrid["l0_input_layernorm"]), *hybrid["l0_o_norm"]):
+        assert 0.8 < float(gain.mean()) < 1.2
 
 
 def test_random_weights_belong_to_layers_whatever_the_period_is() -> None:
