@@ -169,7 +169,8 @@ def run(
     """
     started = time.monotonic()
     checks = Checks(selected_ids(invariants))
-    bench = bench or Workbench.of(loaded, seed, enough_variations(max_examples))
+    recurrent = loaded.spec.target.geometry.recurrent
+    bench = bench or Workbench.of(loaded, seed, enough_variations(max_examples, recurrent))
     tell = progress or (lambda what, done, total: None)
     bench.on_compile = lambda name: tell(f"compile: {name}", 0, 0)
     run_ = Run(bench, checks, max_examples, shrink, tell)

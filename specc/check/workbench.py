@@ -15,9 +15,10 @@ from specc.spec import LoadedSpec, fingerprint, from_mapping, to_mapping
 EXAMPLES_PER_VARIATION = 20
 
 
-def enough_variations(max_examples: int) -> int:
-    """How many variations share this many examples."""
-    return max(3, min(MAX_VARIATIONS, max_examples // EXAMPLES_PER_VARIATION))
+def enough_variations(max_examples: int, recurrent: bool = False) -> int:
+    """How many variations share this many examples; recurrent targets have schedules and commits to vary besides."""
+    share = EXAMPLES_PER_VARIATION // 2 if recurrent else EXAMPLES_PER_VARIATION
+    return max(3, min(MAX_VARIATIONS, max_examples // share))
 
 
 @dataclass

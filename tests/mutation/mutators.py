@@ -62,7 +62,7 @@ SILENT_KEYWORDS = {"name", "keys", "doc", "help", "message", "label"}
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One fault: `before` at `line` and `column` (from 1) of `path` becomes `after`; `start`, `end` are text offsets."""
+    """One fault: `before` at `line` and `column` (from 1) of `path` becomes `after`; `start`, `end` in the text."""
 
     path: str
     line: int
