@@ -285,6 +285,12 @@ def _parents_of_neighbours(module: GraphModule) -> None:
     conv.args = (*conv.args[:4], add_operand(token_loop(module), "invariant", row, "rolled_row"))
 
 
+def _padding_under_the_root(module: GraphModule) -> None:
+    """Padding nodes continue node 0 instead of the committed context."""
+    (alone,) = [node for node in calls(module, aten.full_like.default) if node.args[1] == -1]
+    alone.args = (alone.args[0], 0)
+
+
 def _no_parents(module: GraphModule) -> None:
     rule = one(module, ops.delta_rule_verify)
     rule.args = (*rule.args[:6], None, None, rule.args[8])
@@ -313,6 +319,7 @@ def _as_a_chain(module: GraphModule) -> None:
     [
         (_other_parents, "`tree_conv` does not follow the step's parents"),
         (_parents_of_neighbours, "`tree_conv` does not follow the step's parents"),
+        (_padding_under_the_root, "`tree_conv` does not follow the step's parents"),
         (_no_parents, "`delta_rule_verify` does not follow the step's parents"),
         (_forged_mask, "`delta_rule_verify` has a mask that is not the ancestor_mask over its parents"),
         (_as_a_chain, "takes its state along the nodes of a tree as if they were a chain"),

@@ -42,6 +42,12 @@ def _other_ancestors(module: GraphModule) -> None:
     mask.args = (mask.args[0], everyone)
 
 
+def _ancestors_one_row_off(module: GraphModule) -> None:
+    mask = one(module, ops.ancestor_mask)
+    row = mask.args[0]
+    row.args = (row.args[0], 2)
+
+
 def _ancestors_of_a_forged_mask(module: GraphModule) -> None:
     tokens = loop_parts(token_loop(module))
     layers = loop_parts(layer_loop(module))
@@ -116,6 +122,7 @@ def _row_of_another_node(module: GraphModule) -> None:
 REFUSALS: list[tuple[Callable[[GraphModule], None], str]] = [
     (_no_ancestors, "has no ancestor mask, so a node may start from a later one's state"),
     (_other_ancestors, "no ancestor mask covers the parents of `short_conv`: one may come after its child (I1)"),
+    (_ancestors_one_row_off, "no ancestor mask covers the parents of `short_conv`"),
     (
         _ancestors_of_a_forged_mask,
         "the ancestors of `delta_rule_1` are not those of the parents whose states it starts",
