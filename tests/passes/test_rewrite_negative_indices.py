@@ -241,7 +241,9 @@ MUTATIONS: dict[str, Callable[[GraphModule], bool]] = {
     "depths derive from shifted parents": lambda item: _add_one(item, "parent_depth"),
     "path values are shifted": lambda item: _add_one(item, "own_path", lambda user: user.name == "squeeze_dim_1"),
     "the first node is dropped from the results": lambda item: (
-        _rewire(item, "k_table_rows", aten.narrow.default, ("getitem", 2, 0, 5)) if _find(item, "k_table_rows") else False
+        _rewire(item, "k_table_rows", aten.narrow.default, ("getitem", 2, 0, 5))
+        if _find(item, "k_table_rows")
+        else False
     ),
 }
 
