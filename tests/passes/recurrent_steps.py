@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from random import Random
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ def speculate(lockstep: Lockstep, data: st.DataObject, batch: int, tree: bool) -
     nodes = lockstep.nodes
     drawn = random_tree(data, batch, nodes)
     if not tree:
-        drawn = {"tokens": torch.randint(0, 23, (batch, nodes), generator=torch.Generator().manual_seed(nodes))}
+        drawn = {"tokens": torch.where(drawn["valid"], drawn["tokens"], 1)}
         parents, valid = [list(range(-1, nodes - 1))] * batch, [[True] * nodes] * batch
     else:
         parents, valid = drawn["parent"].tolist(), drawn["valid"].tolist()
@@ -153,11 +154,12 @@ def any_steps(lockstep: Lockstep, data: st.DataObject, batch: int, tree: bool, s
 
 def random_tree(data: st.DataObject, batch: int, nodes: int, vocabulary: int = 23) -> dict[str, torch.Tensor]:
     """Trees with padding nodes, also trees of nothing but the root (a step without drafts)."""
-    rows = [[-1] + [data.draw(st.integers(0, i - 1)) for i in range(1, nodes)] for _ in range(batch)]
-    kept = [data.draw(st.sampled_from([1, nodes, data.draw(st.integers(1, nodes))])) for _ in range(batch)]
+    rng = Random(data.draw(st.integers(0, 1 << 32)))
+    rows = [[-1] + [rng.randrange(max(node - 3, 0), node) for node in range(1, nodes)] for _ in range(batch)]
+    kept = [rng.choice([1, nodes, nodes, rng.randint(1, nodes)]) for _ in range(batch)]
     valid = torch.tensor([[i < count for i in range(nodes)] for count in kept])
     parent = torch.where(valid, torch.tensor(rows), torch.zeros((batch, nodes), dtype=torch.int64))
-    tokens = torch.randint(0, vocabulary, (batch, nodes), generator=torch.Generator().manual_seed(sum(kept)))
+    tokens = torch.tensor([[rng.randrange(vocabulary) for _ in range(nodes)] for _ in range(batch)])
     return {"tokens": tokens * valid, "parent": parent, "valid": valid}
 
 
@@ -165,15 +167,16 @@ def random_path(
     data: st.DataObject, parents: list[list[int]], valid: list[list[bool]], longest: int
 ) -> dict[str, torch.Tensor]:
     """A path of every tree, of any length; some rows emit nothing (finished), some only the root's token."""
+    rng = Random(data.draw(st.integers(0, 1 << 32)))
     paths, counts = [], []
     for parent, live in zip(parents, valid, strict=True):
         path = [0]
         while len(path) < longest:
             below = [i for i, above in enumerate(parent) if i and live[i] and above == path[-1]]
-            if not below or data.draw(st.integers(0, 3)) == 0:
+            if not below or rng.random() < 0.2:
                 break
-            path.append(data.draw(st.sampled_from(below)))
-        counts.append(0 if data.draw(st.integers(0, 4)) == 0 else len(path))
+            path.append(rng.choice(below))
+        counts.append(0 if rng.random() < 0.2 else len(path))
         paths.append(path + [0] * (longest - len(path)))
     batch = len(counts)
     return {

@@ -21,7 +21,8 @@ from specc.manager import PassContext, PassResult
 from specc.passes.fuse_deferred_state_update import FuseDeferredStateUpdate, unfolded_reads
 from specc.passes.fuse_deferred_state_update.find import find_slice
 from specc.passes.select_schedule import SelectSchedule
-from specc.passes.select_schedule.tiles import SCHEDULES
+from specc.passes.select_schedule.sites import sites
+from specc.passes.select_schedule.tiles import FORM, SCHEDULES
 from specc.program import DecodeProgram, output_ports
 from tests.passes.recurrent_steps import Lockstep, any_steps, layer_major_program
 
@@ -110,6 +111,14 @@ def test_one_loop_verifies_with_what_is_pending_and_nothing_else_touches_the_sta
     assert "delta_rule_commit" not in calls(made.program, "commit")
     fused = [note for note in made.notes if "prologue" in note.message]
     assert [note.fired for note in fused] == [True]
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_pending_factors_are_folded_in_the_form_of_the_schedule(schedule: str, window: int) -> None:
+    program = scheduled("delta", "tree", window, schedule)
+    for step in ("verify", "flush"):
+        assert {site.argument("form") for site in sites(program.graphs[step])} == {FORM[schedule]}  # type: ignore[index]
 
 
 def test_kv_rows_and_states_share_one_count_and_windows_have_their_own() -> None:

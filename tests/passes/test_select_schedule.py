@@ -81,6 +81,7 @@ def test_prompts_go_in_chunks_and_decode_in_single_steps() -> None:
 def test_the_size_of_a_chunk_is_an_option_and_changes_nothing_else(chunk: int) -> None:
     before = layer_major_program("delta", "chain")
     after = SelectSchedule(chunk=chunk).run(before, PassContext()).program
+    assert [node.args[6] for node in all_nodes(after, "prefill") if node.target is ops.delta_rule_chunk] == [chunk]
     lockstep = Lockstep([before, after], "delta", 2, exact=False)
     ids = torch.arange(14).reshape(2, 7)
     for lengths in ([7, 4], [0, 7], [1, 2]):
