@@ -155,7 +155,8 @@ def others_of(spec: Spec, setting: Setting) -> Others:
     """Inputs of the convolution: the window, all nodes' rows, the accepted ones. K, V: the prefix, the nodes' rows."""
     geometry, size, nodes = spec.target.geometry, BYTES[spec.runtime.dtype], len(setting.schedule_rows)
     assert geometry.delta is not None
-    row, window = geometry.delta.conv_channels * size, max(geometry.delta.conv_size - 1, 0)
+    row = geometry.delta.conv_channels * size if geometry.delta.conv_size else 0
+    window = max(geometry.delta.conv_size - 1, 0)
     kv = 2 * geometry.num_key_value_heads * geometry.head_dim * size
     return Others(
         conv_read=setting.batch * (2 * window + setting.emitted) * row,

@@ -106,7 +106,9 @@ def rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[
 def delta_layer(x: Tensor, w: Named, delta: DeltaGeometry) -> tuple[Tensor, Tensor, Tensor]:
     """x [R,T,H] -> what the layer adds [R,T,H], the convolution's inputs [R,T,C], states [R,T,HV,V,K]."""
     mixed, gate, a, b = _grouped(x, w, delta) if delta.grouped else _separate(x, w, delta)
-    convolved = convolution(mixed, w["conv"], w["conv_bias"] if delta.conv_bias else None)
+    convolved = silu(mixed)
+    if delta.conv_size:
+        convolved = convolution(mixed, w["conv"], w["conv_bias"] if delta.conv_bias else None)
     key, share = delta.num_key_heads * delta.key_dim, delta.num_value_heads // delta.num_key_heads
     q, k = (convolved[..., i * key : (i + 1) * key].unflatten(-1, (-1, delta.key_dim)) for i in range(2))
     v = convolved[..., 2 * key :].unflatten(-1, (-1, delta.value_dim))

@@ -124,12 +124,12 @@ def text_states(
     plain = session.subject.plain.forward([text])
     for prefix, layers in slots.positions(state, geometry):
         states = torch.stack([plain.states[layer][0, -1] for layer in layers])
-        window = state[f"{prefix}conv_window"][:, row]
-        inputs = torch.stack([plain.mixed[layer][0] for layer in layers])
-        for id, name, got, wanted in (
-            ("I16", "state", state[f"{prefix}state"][:, row], states),
-            ("I27", "conv_window", window, window_after(torch.zeros_like(window), inputs)),
-        ):
+        compared = [("I16", "state", state[f"{prefix}state"][:, row], states)]
+        if f"{prefix}conv_window" in state:
+            window = state[f"{prefix}conv_window"][:, row]
+            inputs = torch.stack([plain.mixed[layer][0] for layer in layers])
+            compared.append(("I27", "conv_window", window, window_after(torch.zeros_like(window), inputs)))
+        for id, name, got, wanted in compared:
             if checks.wants(id):
                 gap = difference(got, wanted)
                 what = f"`{prefix}{name}` [layer, …] is not that of the text"

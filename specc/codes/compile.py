@@ -30,17 +30,6 @@ COMPILE_CODES: tuple[Code, ...] = (
         SPEC_START + "runtime: {dtype: bfloat16}\n",
     ),
     Code(
-        "SPC205",
-        "recurrent layers without convolutions can't be compiled yet",
-        "flash-linear-attention can leave the short convolutions of Gated DeltaNet out; no published model does.",
-        """\
-specc: 1
-name: demo
-target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 64, num_heads: 2, head_dim: 32,
-         vocab_size: 256, use_short_conv: false}}
-""",
-    ),
-    Code(
         "SPC290",
         "a part of the compiler that is not built yet",
         "The command is known, but this version does not have the part that it needs.",

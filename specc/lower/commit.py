@@ -59,16 +59,17 @@ def _path(b: StepBuilder, ctx: LowerContext) -> Node:
 def _commit_states(b: StepBuilder, ctx: LowerContext, prefix: str, emitted: Node) -> None:
     """Window and state of a position's recurrent layers, along the accepted path (I27)."""
     path, length = _path(b, ctx), {"path": _path(b, ctx), "count": emitted}
-    rows = {"window": b.slot(f"{prefix}conv_window"), "rows": b.slot(f"{prefix}conv_candidate")}
-    window = layer_map(
-        b,
-        ctx.target,
-        rows,
-        length,
-        lambda n: n.call(ops.conv_commit, n["window"], n["rows"], n["path"], n["count"]),
-        f"{prefix}window_commit",
-    )
-    b.update(f"{prefix}conv_window", window)
+    if f"{prefix}conv_window" in ctx.slots:
+        rows = {"window": b.slot(f"{prefix}conv_window"), "rows": b.slot(f"{prefix}conv_candidate")}
+        window = layer_map(
+            b,
+            ctx.target,
+            rows,
+            length,
+            lambda n: n.call(ops.conv_commit, n["window"], n["rows"], n["path"], n["count"]),
+            f"{prefix}window_commit",
+        )
+        b.update(f"{prefix}conv_window", window)
     if ctx.state_commit is None:
         raise ValueError("a recurrent target has a `commit.state`")
     sliced = {name: b.slot(prefix + name) for name in ("state", *CANDIDATES[ctx.state_commit])}

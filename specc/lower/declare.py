@@ -8,7 +8,7 @@ import torch
 
 from specc.ir.dims import BATCH, CHUNK
 from specc.ir.port import ValueRange
-from specc.lower.stack import CANDIDATES, IN_MODEL_DTYPE, StateCommit, positions, row_shapes
+from specc.lower.stack import IN_MODEL_DTYPE, StateCommit, candidates_of, committed_of, positions, row_shapes
 from specc.models.geometry import Geometry
 from specc.models.weights import WeightEntry, weight_table
 from specc.program import Role, Slot, Weight
@@ -95,15 +95,14 @@ def recurrent_slots(
     """States and windows [trips,B,…], and per node [trips,B,N,…] what `commit.state` needs, by position."""
     if geometry.delta is None or commit is None:
         return {}
-    shapes = row_shapes(geometry.delta)
+    shapes, kept = row_shapes(geometry.delta), committed_of(geometry.delta)
     declared = []
     for position in positions(geometry):
-        for name in ("state", "conv_window", "conv_candidate", *CANDIDATES[commit]) if position.recurrent else ():
-            committed = name in ("state", "conv_window")
-            row = shapes[name] if committed else (nodes, *shapes[name])
-            kept = dtype if name in IN_MODEL_DTYPE else state_dtype
-            role: Role = "committed" if committed else "candidate"
-            declared.append(_layered(position.prefix + name, geometry, row, kept, role, DOCS[name]))
+        for name in (*kept, *candidates_of(geometry.delta, commit)) if position.recurrent else ():
+            row = shapes[name] if name in kept else (nodes, *shapes[name])
+            of_model = dtype if name in IN_MODEL_DTYPE else state_dtype
+            role: Role = "committed" if name in kept else "candidate"
+            declared.append(_layered(position.prefix + name, geometry, row, of_model, role, DOCS[name]))
     return {slot.name: slot for slot in declared}
 
 

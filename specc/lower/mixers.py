@@ -15,12 +15,11 @@ from specc.ir import ops
 from specc.ir.build import BodyBuilder
 from specc.lower.context import LowerContext
 from specc.lower.delta import delta_layer, heads
-from specc.lower.stack import CANDIDATES, IN_MODEL_DTYPE, Position, delta_of, row_shapes
+from specc.lower.stack import IN_MODEL_DTYPE, Position, candidates_of, committed_of, delta_of, row_shapes
 from specc.lower.step import StepBuilder
 from specc.lower.transformer import attention_layer
 
 aten = torch.ops.aten
-RECURRENT = ("state", "conv_window")
 
 
 def put_row(b: BodyBuilder, table: Node, row: Node, index: Node, name: str) -> Node:
@@ -35,7 +34,7 @@ def put_one(b: BodyBuilder, table: Node, one: Node, index: Node, name: str) -> N
 
 def recorded(ctx: LowerContext) -> tuple[str, ...]:
     """The per-node rows of recurrent layers that verify leaves to commit."""
-    return () if ctx.state_commit is None else ("conv_candidate", *CANDIDATES[ctx.state_commit])
+    return () if ctx.state_commit is None else candidates_of(delta_of(ctx.target.geometry), ctx.state_commit)
 
 
 def tables(
@@ -57,7 +56,7 @@ def tables(
         shape = (model.geometry.num_key_value_heads, model.geometry.head_dim)
         return {f"{position.prefix}{name}": zeros(name, shape, model.dtype) for name in ("k_table", "v_table")}
     made = {}
-    for name in RECURRENT:
+    for name in committed_of(delta_of(model.geometry)):
         slot = b.slot(position.prefix + name)
         table = f"{position.prefix}{name}_table" if tree else position.prefix + name
         made[table] = b.call(ops.root_table, slot, rows, -1, name=table) if tree else slot
@@ -130,10 +129,7 @@ class Mixer:
         """Convolution and delta rule from the parent's window and state; rows that are not live change neither."""
         b, delta = self.b, delta_of(self.ctx.target.geometry)
         live = b.inside.get("live")
-        conv = (self.weights["conv"], self.weights.get("conv_bias"), live)
-        both = b.call(ops.short_conv, self._before("conv_window"), mixed, *conv, name="short_conv")
-        self._after("conv_window", b.item(both, 1, "window"))
-        q, k, v = heads(b, b.item(both, 0, "convolved"), delta)
+        q, k, v = heads(b, self._convolved(mixed, live), delta)
         if live is not None:
             shown = b.call(aten.unsqueeze.default, live, -1)
             nothing = b.call(aten.zeros_like.default, g)
@@ -144,6 +140,16 @@ class Mixer:
         self._record({"conv_candidate": mixed, "k_input": k, "v_input": v, "g_input": g, "beta_input": beta}, state)
         self._record({"k_factor": k, "u_factor": u, "g_factor": g}, state)
         return o
+
+    def _convolved(self, mixed: Node, live: Node | None) -> Node:
+        """silu of the convolution along the token's path, or of its input where the layers have none."""
+        b = self.b
+        if "conv" not in self.weights:
+            return b.call(aten.silu.default, mixed, name="activated")
+        conv = (self.weights["conv"], self.weights.get("conv_bias"), live)
+        both = b.call(ops.short_conv, self._before("conv_window"), mixed, *conv, name="short_conv")
+        self._after("conv_window", b.item(both, 1, "window"))
+        return b.item(both, 0, "convolved")
 
     def _record(self, rows: dict[str, Node], state: Node) -> None:
         """Fills the rows that are carried for commit; in a chain the states are rows of their own."""

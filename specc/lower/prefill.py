@@ -11,9 +11,8 @@ from specc.lower.config import AcceptConfig, DraftConfig
 from specc.lower.context import LowerContext
 from specc.lower.drafts import draft_prefill
 from specc.lower.layers import append_layers
-from specc.lower.mixers import RECURRENT
 from specc.lower.sampling import pick_token
-from specc.lower.stack import positions
+from specc.lower.stack import Position, committed_of, delta_of, positions
 from specc.lower.step import StepBuilder
 from specc.lower.target import TokenRows, token_loop
 from specc.lower.verify import head
@@ -36,12 +35,17 @@ def _is_stop(b: StepBuilder, token: Node, accept: AcceptConfig) -> Node:
     return stop
 
 
+def _kept(ctx: LowerContext, position: Position) -> list[str]:
+    """The committed slots of a position."""
+    names = committed_of(delta_of(ctx.target.geometry)) if position.recurrent else ("k_cache", "v_cache")
+    return [position.prefix + name for name in names]
+
+
 def _append(b: StepBuilder, ctx: LowerContext, rows: TokenRows, count: Node) -> tuple[Node, Node]:
     """Commits every token: K/V rows are appended, states and windows replaced; returns the old and the new length."""
     length = b.slot("length")
     for position in positions(ctx.target.geometry):
-        names = [position.prefix + name for name in (RECURRENT if position.recurrent else ("k_cache", "v_cache"))]
-        for name in names:
+        for name in _kept(ctx, position):
             if position.recurrent:
                 b.update(name, rows.tables[name])
                 continue

@@ -45,6 +45,16 @@ def positions(geometry: Geometry) -> tuple[Position, ...]:
     )
 
 
+def committed_of(delta: DeltaGeometry) -> tuple[str, ...]:
+    """What recurrent layers keep from token to token: the state and, where they convolve, the inputs' window."""
+    return ("state", "conv_window") if delta.conv_size else ("state",)
+
+
+def candidates_of(delta: DeltaGeometry, commit: StateCommit) -> tuple[str, ...]:
+    """The rows that verify leaves behind for the commit, per node."""
+    return ("conv_candidate", *CANDIDATES[commit]) if delta.conv_size else CANDIDATES[commit]
+
+
 def delta_of(geometry: Geometry) -> DeltaGeometry:
     """The recurrent layers' sizes. Raises ValueError for a stack without them."""
     if geometry.delta is None:
@@ -58,7 +68,7 @@ def row_shapes(delta: DeltaGeometry) -> dict[str, tuple[int, ...]]:
     key = (delta.num_key_heads, delta.key_dim)
     return {
         "state": (heads, values, delta.key_dim),
-        "conv_window": (delta.conv_size - 1, delta.conv_channels),
+        "conv_window": (max(delta.conv_size - 1, 0), delta.conv_channels),
         "conv_candidate": (delta.conv_channels,),
         "state_candidate": (heads, values, delta.key_dim),
         "k_input": key,

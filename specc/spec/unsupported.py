@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from specc.diagnostics import Diagnostic, error, in_source_order
 from specc.spec.checks import ascend
-from specc.spec.config import GatedDeltaNetConfig
 from specc.spec.load import LoadedSpec
 from specc.spec.names import RECURRENT_FAMILIES
 
@@ -33,7 +32,7 @@ def unsupported(loaded: LoadedSpec, target: str) -> list[Diagnostic]:
     if target not in TARGETS:
         names = ", ".join(TARGETS)
         return [error("SPC200", f"unknown target `{target}`", help=f"targets: {names}")]
-    return in_source_order([*_backend(loaded, target), *_layers(loaded), *_runtime(loaded, target)])
+    return in_source_order([*_backend(loaded, target), *_runtime(loaded, target)])
 
 
 def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
@@ -48,17 +47,6 @@ def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
         )
     if target == "ascend" and not loaded.source.has("backend", "ascend"):
         yield from ascend.contracts(loaded.view)
-
-
-def _layers(loaded: LoadedSpec) -> Iterator[Diagnostic]:
-    config = loaded.spec.target.config
-    if isinstance(config, GatedDeltaNetConfig) and not config.use_short_conv:
-        yield error(
-            "SPC205",
-            "`use_short_conv: false` can't be compiled yet: the lowering keeps a convolution window in every layer",
-            loaded.source.span("target", "config", "use_short_conv"),
-            label="not yet",
-        )
 
 
 def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:

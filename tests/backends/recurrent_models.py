@@ -63,6 +63,7 @@ DELTANETS: dict[str, Geometry] = {
     "deltanet, convolution with bias": _deltanet(conv_bias=True),
     "deltanet, no convolution": _deltanet(conv_size=0),
     "deltanet, two taps": _deltanet(conv_size=2),
+    "deltanet, one tap": _deltanet(conv_size=1),
 }
 
 HYBRID = Geometry(
