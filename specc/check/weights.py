@@ -26,12 +26,16 @@ Value = Tensor | tuple[Tensor, ...]
 FORGETFUL = 20.0
 """a_log = log(FORGETFUL) and dt_bias = FORGETFUL make a head with decays of about e^-400 per token."""
 
+QUIET = 0.01
+"""Factor on such a head's columns of o_proj."""
+
 
 def target_weights(geometry: Geometry, seed: int) -> dict[str, Value]:
     """The target's weights in float64 by logical name.
 
     Of several value heads the last one of the last recurrent layer forgets at once: differences of path sums between
-    its nodes are beyond what exp can hold, so that a mask applied after exp gives NaN.
+    its nodes are beyond what exp can hold, so that a mask applied after exp gives NaN. What such a head reads, one
+    token's (q . k) u, is normed whatever its size, which magnifies rounding where q . k is near 0: it counts little.
     """
     drawn = random_weights(weight_table(geometry), geometry, seed, torch.float64)
     made = {name: value if isinstance(value, Tensor) else tuple(value) for name, value in drawn.items()}
@@ -39,6 +43,11 @@ def target_weights(geometry: Geometry, seed: int) -> dict[str, Value]:
         other = name.replace("a_log", "dt_bias")
         made[name] = _last_head(made[name], math.log(FORGETFUL))
         made[other] = _last_head(made[other], FORGETFUL)
+        if made[name][-1].numel() > 1 and geometry.delta is not None:
+            *rest, last = made[name.replace("a_log", "o_proj")]
+            share = torch.ones(last.shape[1], dtype=last.dtype)
+            share[-geometry.delta.value_dim :] = QUIET
+            made[name.replace("a_log", "o_proj")] = (*rest, last * share)
     return made
 
 

@@ -5,8 +5,8 @@
 Each fault is planted in a copy of the tree and judged in a process of its own: first the tests of the file's part, then
 `specc check` on small variations of three shipped specs. A fault is found where one of them fails (or hangs). Tests
 that could not be run (pytest's exit code is neither 0 nor 1) are an error, not a find. `--recurrent`: the named faults
-of recurrent state, judged by `specc check` alone. Results are kept after every fault, so that a run that was stopped
-goes on where it was.
+of recurrent state, each judged by `specc check` of a shipped spec with one schedule and commit alone. Results are kept
+after every fault, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,8 +36,7 @@ LIMIT = 400
 """Seconds for one fault; what takes longer than this hangs (nothing sound takes half of it)."""
 CHECKED = ("smollm2-dynamic-tree", "smollm2-prompt-lookup", "eagle-pangu")
 EXAMPLES = 6
-CHECKED_RECURRENT = ("gdn-15m-tree", "qwen3-next-hybrid")
-EXAMPLES_RECURRENT = 60
+EXAMPLES_RECURRENT = 40
 ERROR = "error: "
 """Starts the verdict where a fault could not be judged."""
 
@@ -126,22 +125,21 @@ def judge(tests: Sequence[str]) -> str:
     return ""
 
 
-def judge_recurrent() -> str:
-    """As `judge`, by `specc check` of the recurrent specs alone: what finds the fault, with the finding."""
+def judge_by_check(spec: str, overrides: Sequence[str]) -> str:
+    """As `judge`, by `specc check` of one spec with overrides alone: what finds the fault, with the finding."""
     import torch
 
     from specc.check import Workbench, run
     from specc.spec import load
 
     torch.set_num_threads(1)
-    for name in CHECKED_RECURRENT:
-        loaded = load(Path("specs") / f"{name}.yaml")
-        report = run(loaded, EXAMPLES_RECURRENT, shrink=False, judge=False, bench=Workbench.of(loaded))
-        found = report.counterexample
-        if found is not None:
-            text = f"{found.finding.id} {found.finding.invariant.name}, {found.variation}, {found.finding.where}"
-            return f"specc check {name}: {text}".replace("\n", " ")
-    return ""
+    loaded = load(Path("specs") / f"{spec}.yaml", overrides)
+    bench = Workbench.of(loaded, limit=1)
+    found = run(loaded, EXAMPLES_RECURRENT, shrink=False, judge=False, bench=bench, once=False).counterexample
+    if found is None:
+        return ""
+    text = f"{found.finding.id} {found.finding.invariant.name}: {found.finding.where}: {found.finding.message}"
+    return f"specc check: {text}".replace("\n", " ")
 
 
 def try_fault(copy: Path, path: str, text: str, words: Sequence[str]) -> tuple[str, float]:
@@ -179,9 +177,13 @@ def try_fault(copy: Path, path: str, text: str, words: Sequence[str]) -> tuple[s
 
 
 def hunt(
-    faults: Sequence[tuple[str, str, str]], output: Path, workers: int, recurrent: bool = False
+    faults: Sequence[tuple[str, str, str]],
+    output: Path,
+    workers: int,
+    checks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[dict[str, object]]:
-    """Judge (label, path, faulty text) triples; results are written after each."""
+    """Judge (label, path, faulty text) triples; results are written after each. `checks`: by label, the words after
+    `specc check` that alone judge a fault."""
     done: dict[str, dict[str, object]] = {}
     if output.exists():
         done = {str(entry["fault"]): entry for entry in json.loads(output.read_text())["faults"]}
@@ -195,11 +197,15 @@ def hunt(
             label, path, text = fault
             copy = copies.get()
             try:
-                words = ["--judge-recurrent"] if recurrent else ["--judge", *part_tests(path, copy)]
+                words = ["--judge", *part_tests(path, copy)] if checks is None else ["--judge-by", *checks[label]]
                 found, seconds = try_fault(copy, path, text, words)
             finally:
                 copies.put(copy)
             done[label] = {"fault": label, "found_by": found, "seconds": round(seconds, 1)}
+            if checks is not None:
+                done[label]["command"] = " --set ".join(
+                    ["specc check specs/" + checks[label][0] + ".yaml", *checks[label][1:]]
+                )
             word = "found   " if is_found(done[label]) else "ERROR   " if found else "SURVIVED"
             print(f"{word} {label}  [{found}] {seconds:.0f} s", flush=True)
             _write(output, list(done.values()))
@@ -234,10 +240,25 @@ def named_faults(faults: Sequence[Fault] = NAMED) -> list[tuple[str, str, str]]:
     return made
 
 
+def seeded_faults(count: int, seed: int) -> list[tuple[str, str, str]]:
+    """Drawn mutations as triples."""
+    return [(str(mutant), mutant.path, mutant.apply((ROOT / mutant.path).read_text())) for mutant in drawn(count, seed)]
+
+
 def controls(paths: Sequence[str]) -> list[tuple[str, str, str]]:
     """One unchanged file per set of tests: nothing may be found in it, or "found" would mean nothing."""
     by_tests = {tuple(part_tests(path, ROOT)): path for path in sorted(paths)}
     return [(f"control: {path} unchanged", path, (ROOT / path).read_text()) for path in by_tests.values()]
+
+
+def named_checks(faults: Sequence[Fault]) -> tuple[list[tuple[str, str, str]], dict[str, tuple[str, ...]]]:
+    """One control per set of words after `specc check`, and all words by label, the controls' too."""
+    made, checks = list[tuple[str, str, str]](), {fault.name: fault.check for fault in faults}
+    for fault in {fault.check: fault for fault in faults}.values():
+        label = f"control: {' '.join(fault.check)}"
+        made.append((label, fault.path, (ROOT / fault.path).read_text(encoding="utf-8")))
+        checks[label] = fault.check
+    return made, checks
 
 
 def main() -> int:
@@ -251,30 +272,34 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("mutation.json"))
     parser.add_argument("--judge", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--judge-recurrent", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--judge-by", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.judge is not None or args.judge_recurrent:
-        print(f"verdict: {judge_recurrent() if args.judge is None else judge(args.judge)}", flush=True)
+    if args.judge is not None or args.judge_by is not None:
+        verdict = judge(args.judge) if args.judge_by is None else judge_by_check(args.judge_by[0], args.judge_by[1:])
+        print(f"verdict: {verdict}", flush=True)
         return 0
-    named = args.named or args.recurrent
-    if named:
-        faults = named_faults(RECURRENT if args.recurrent else NAMED)
+    checks: dict[str, tuple[str, ...]] | None = None
+    if args.recurrent:
+        chosen = [fault for fault in RECURRENT if args.only in fault.name]
+        faults, (controlled, checks) = named_faults(chosen), named_checks(chosen)
     else:
-        faults = [(str(m), m.path, m.apply((ROOT / m.path).read_text())) for m in drawn(args.count, args.seed)]
-    faults = [fault for fault in faults if args.only in fault[0]]
-    paths = [path for _, path, _ in faults]
-    controlled = controls(paths[:1]) if args.recurrent else controls(paths)
-    sound = hunt(controlled, args.output.with_suffix(".controls.json"), args.workers, args.recurrent)
+        seeded = () if args.named else drawn(args.count, args.seed)
+        faults = (
+            named_faults() if args.named else [(str(m), m.path, m.apply((ROOT / m.path).read_text())) for m in seeded]
+        )
+        faults = [fault for fault in faults if args.only in fault[0]]
+        controlled = controls([path for _, path, _ in faults])
+    sound = hunt(controlled, args.output.with_suffix(".controls.json"), args.workers, checks)
     wrong = [entry for entry in sound if entry["found_by"]]
     if wrong:
         print("\n".join(f"{entry['fault']} was called faulty: {entry['found_by']}" for entry in wrong))
         return 2
-    results = hunt(faults, args.output, args.workers, args.recurrent)
+    results = hunt(faults, args.output, args.workers, checks)
     survived = [entry["fault"] for entry in results if not is_found(entry)]
     print(f"{len(results) - len(survived)} of {len(results)} found")
     for label in survived:
         print(f"survived: {label}")
-    return int(len(survived) > (0 if named else len(results) // 10))
+    return int(len(survived) > (0 if args.named or args.recurrent else len(results) // 10))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`old` (exactly once in `path`) becomes `new`."""
+    """`old` (exactly once in `path`) becomes `new`; `check` are the words after `specc check` that must find it (empty:
+    tests may find it too)."""
 
     name: str
     path: str
     old: str
     new: str
+    check: tuple[str, ...] = ()
 
 
 NAMED: tuple[Fault, ...] = (
