@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from specc.models.checkpoint import save_checkpoint
 from specc.models.families import hugging_face_config
-from specc.models.geometry import transformer_geometry
+from specc.models.geometry import Geometry, transformer_geometry
 from specc.models.random_weights import random_weights
 from specc.models.weights import weight_table
 
@@ -37,9 +37,16 @@ DRAFTS = {
 }
 
 
-def write_model(folder: Path, *, seed: int = 0, eos: int | None = STOP_TOKEN, dtype: str = "float64") -> Path:
-    """A llama of random weights with a tokenizer of one token per byte and a chat template."""
-    geometry = transformer_geometry("llama", CONFIG)
+def write_model(
+    folder: Path,
+    *,
+    seed: int = 0,
+    eos: int | None = STOP_TOKEN,
+    dtype: str = "float64",
+    geometry: Geometry | None = None,
+) -> Path:
+    """A llama (or the geometry given) of random weights with a tokenizer of one token per byte and a chat template."""
+    geometry = geometry or transformer_geometry("llama", CONFIG)
     table = weight_table(geometry)
     weights = random_weights(table, geometry, seed, getattr(torch, dtype))
     save_checkpoint(folder, weights, table, hugging_face_config(geometry, dtype))

@@ -122,6 +122,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
     parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="prompts are cut to this length")
     parser.add_argument("--seed", type=int, default=0, help="of the planted errors")
+    parser.add_argument("--threads", type=int, metavar="N", help="of torch; small models are fastest with 1")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains this")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "lossless_matrix.json", metavar="JSON")
     return parser.parse_args(words), words
@@ -134,6 +135,8 @@ def _cut_prompts(session: Session, args: argparse.Namespace) -> list[list[int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args, words = _arguments(argv)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     names = ("tokens", "limit", "prompt_tokens", "seed")
     settings = {name: getattr(args, name) for name in names}
     settings |= {"spec": args.spec.name, "model": Path(args.model).name, "prompts": args.prompts.name}

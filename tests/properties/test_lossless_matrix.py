@@ -5,13 +5,17 @@ A small random model in float32, drafts simulated: the plain text with planted e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from specc.bench import lossless_matrix
 from specc.bench.lossless_matrix import BRANCH_SHARE, CELLS, COMMITS, SCHEDULES, Cell
 from specc.bench.planted_decoding import CellResult, decode_planted
+from specc.spec import load
 from tests.properties.recurrent_bench import (
     VOCABULARY,
     Compiled,
@@ -20,6 +24,7 @@ from tests.properties.recurrent_bench import (
     hybrid_config,
     spec_text,
 )
+from tests.run_support import write_model
 
 TOKENS = 48
 TREE = "{method: prompt_lookup, tree: dynamic, num_speculative_tokens: 9, num_steps: 4, top_k: 3}"
@@ -86,6 +91,34 @@ def test_cell_is_lossless(cell: Cell) -> None:
 @pytest.mark.parametrize("cell", LATIN, ids=lambda cell: cell.name)
 def test_hybrid_is_lossless(cell: Cell) -> None:
     check(cell, HYBRID)
+
+
+def command(folder: Path, tokens: int = 12) -> list[str]:
+    """`specc bench lossless-matrix` on a tiny model, one cell."""
+    (folder / "prompts.txt").write_text("one\nand two\nthree times\n", encoding="utf-8")
+    words = ["--model", str(folder), "--prompts", str(folder / "prompts.txt"), "--spec", str(folder / "spec.yaml")]
+    words += ["--tokens", str(tokens), "--only", "serial x factors-windowed", "-o", str(folder / "out.json")]
+    return words
+
+
+def test_command_keeps_cells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = DELTA.replace(f"vocab_size: {VOCABULARY}", "vocab_size: 258")
+    (tmp_path / "spec.yaml").write_text(spec_text(target, TREE, "{state: factors}", length=96), encoding="utf-8")
+    geometry = load(tmp_path / "spec.yaml").spec.target.geometry
+    write_model(tmp_path, geometry=geometry)
+    assert lossless_matrix.main(command(tmp_path)) == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["done"], report["passed"], report["of"]) == (1, 1, 20)
+    cell = report["cells"][0]
+    assert (cell["name"], cell["tokens"], cell["differences"]) == ("serial x factors-windowed", 36, [])
+    with monkeypatch.context() as patch:
+        patch.setattr(lossless_matrix, "open_session", None)  # nothing is compiled or decoded again
+        assert lossless_matrix.main(command(tmp_path)) == 0
+        with pytest.raises(TypeError):
+            lossless_matrix.main(command(tmp_path, 13))
+    cell["plain_differences"] = 1
+    (tmp_path / "out.json").write_text(json.dumps(report), encoding="utf-8")
+    assert lossless_matrix.main(command(tmp_path)) == 1
 
 
 def test_matrix_is_complete() -> None:
