@@ -1,6 +1,6 @@
 """Prepared data: the corpus as token arrays in a folder that training only has to read.
 
-    corpus/train.npz     tokens (uint16): END, document, END, document, …, END
+    corpus/train.npz     tokens (uint16): END, document, END, document, …, END; domain of each document
     corpus/held_out.npz  tokens, starts, bytes, domain of each held-out document
     corpus/tokenizer.json, corpus/corpus.json (recipe, counts, what was dropped)
 
@@ -54,13 +54,23 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Training stream, held-out documents, vocabulary size, and `facts` for the model card."""
+    """Training stream and the domain number of each of its documents, held-out documents, vocabulary size, and
+    `facts` for the model card.
+    """
 
     train: Tokens
+    train_domain: npt.NDArray[np.int64]
     held_out: HeldOut
     vocab_size: int
     folder: Path
     facts: dict[str, Any]
+
+
+def domain_stream(data: Dataset, domain: int) -> Tokens:
+    """The documents of one domain, as END, document, END, …, END."""
+    ends = np.flatnonzero(data.train == END_ID)
+    chosen = np.repeat(data.train_domain == domain, np.diff(ends))
+    return np.concatenate([data.train[:1], data.train[1:][chosen]])
 
 
 def prepare(recipe: Recipe, root: Path, folder: Path, vocab_size: int) -> Dataset:
@@ -84,12 +94,14 @@ def _write(folder: Path, corpus: Corpus, recipe: Recipe, vocab_size: int) -> Non
     tokenizer = train_tokenizer((document.text for document in corpus.train), vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
     stream = stream_of(tokenizer, corpus.train)
-    np.savez_compressed(folder / "train.npz", tokens=stream)
+    domains = sorted({document.domain for document in corpus.held_out})
+    domain = np.array([domains.index(document.domain) for document in corpus.train])
+    np.savez_compressed(folder / "train.npz", tokens=stream, domain=domain)
     np.savez_compressed(folder / "held_out.npz", **held_out_arrays(tokenizer, corpus.held_out))
     facts = {
         "recipe": asdict(recipe),
         "vocab_size": tokenizer.get_vocab_size(),
-        "domains": sorted({document.domain for document in corpus.held_out}),
+        "domains": domains,
         "counts": {name: asdict(count) for name, count in corpus.counts.items()},
         "train_documents": len(corpus.train),
         "train_tokens": int(stream.size) - 1,
@@ -132,8 +144,8 @@ def load_dataset(folder: Path) -> Dataset:
     try:
         facts = json.loads((folder / "corpus.json").read_text("utf-8"))
         with np.load(folder / "train.npz", allow_pickle=False) as file:
-            train = file["tokens"]
+            train, domain = file["tokens"], file["domain"]
         held_out = load_held_out(folder / "held_out.npz", facts["domains"])
-        return Dataset(train, held_out, int(facts["vocab_size"]), folder, facts)
+        return Dataset(train, domain, held_out, int(facts["vocab_size"]), folder, facts)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise DiagnosticError([error("SPC472", f"{folder} is no prepared corpus: {problem}")]) from None

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specc.diagnostics import DiagnosticError
 from specc.train.bpe import END_ID, train_tokenizer
 from specc.train.corpus import build_corpus, forbidden_ngrams, shares_ngram, split
-from specc.train.dataset import load_dataset, prepare
+from specc.train.dataset import Dataset, Tokens, domain_stream, load_dataset, prepare
 from specc.train.readers import Document
 from specc.train.recipe import Recipe, Source, builtin_recipe, load_recipe
 
@@ -138,6 +139,12 @@ def _tokenizer() -> Any:
     return _KNOWN[0]
 
 
+def _text(data: Dataset, tokens: Tokens) -> bytes:
+    """Training tokens as text."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(data.folder / "tokenizer.json"))
+    return str(tokenizer.decode(tokens.tolist())).encode()
+
+
 def test_prepared_folder_is_whole_or_absent(root: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = root / "corpus"
 
@@ -154,6 +161,11 @@ def test_prepared_folder_is_whole_or_absent(root: Path, recipe: Recipe, monkeypa
     assert int((data.train == END_ID).sum()) == data.facts["train_documents"] + 1
     assert data.train.max() < data.vocab_size
     assert sum(map(len, data.held_out.documents())) == data.held_out.tokens.size
+    assert b"def " in _text(data, domain_stream(data, 0))
+    assert b"Question" not in _text(data, domain_stream(data, 0))
+    problems = domain_stream(data, 1)
+    assert _text(data, problems).count(b"Question:") == int((problems == END_ID).sum()) - 1
+    assert data.train.size + 1 == problems.size + domain_stream(data, 0).size
     again = load_dataset(folder)
     np.testing.assert_array_equal(again.train, data.train)
     assert again.facts == data.facts

@@ -34,7 +34,7 @@ def data() -> Dataset:
     document = np.arange(1, 20, dtype=np.uint16)
     stream = np.concatenate([[0], *([document, [0]] * 60)]).astype(np.uint16)
     held_out = HeldOut(document, np.array([0, 19]), np.array([19]), np.array([0]), ("numbers",))
-    return Dataset(stream, held_out, 20, Path(), {})
+    return Dataset(stream, np.zeros(60, dtype=np.int64), held_out, 20, Path(), {})
 
 
 def trainer(data: Dataset, folder: Path, config: TrainConfig = CONFIG) -> Trainer:
