@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from specc.diagnostics import DiagnosticError, error
 
@@ -24,11 +26,11 @@ def write_text(path: Path, text: str) -> None:
     except OSError as reason:
         raise cannot_write(path, str(reason.strerror)) from reason
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, target)
     except OSError as reason:
         os.unlink(temporary)
@@ -36,6 +38,18 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)  # an interrupt, or text that UTF-8 can't hold
         raise
+
+
+def write_json(path: Path, value: Any, indent: int = 2) -> None:
+    """`value` as indented JSON and a newline, as `write_text` does."""
+    write_text(path, json.dumps(value, indent=indent) + "\n")
+
+
+def umask() -> int:
+    """The process's umask; there is no way to read it without setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def check_output(path: Path) -> None:

@@ -22,6 +22,7 @@ from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.models.geometry import Geometry
 from specc.models.safetensors_header import TensorHeader, read_header
 from specc.models.weights import Kind, WeightEntry
+from specc.output import write_json
 
 Weights: TypeAlias = dict[str, torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -259,8 +260,8 @@ def save_checkpoint(
         weight_map |= dict.fromkeys(shard, name)
     if num_shards > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _write_json(folder / "config.json", config)
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    write_json(folder / "config.json", config)
 
 
 def stored_tensors(
@@ -279,12 +280,6 @@ def stored_tensors(
             split = tensor.split([part.shape[0] for part in parts]) if len(parts) > 1 else (tensor,)
             tensors.update((part.name, piece) for part, piece in zip(parts, split, strict=True))
     return tensors
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

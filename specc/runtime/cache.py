@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specc.diagnostics import DiagnosticError, error
+from specc.output import umask, write_json
 
 MANIFEST = "specc-manifest.json"
 MODELS_FOLDER = "models"
@@ -74,22 +75,7 @@ def write_manifest(folder: Path, source: dict[str, str]) -> None:
         for path in sorted(folder.iterdir())
         if path.name != MANIFEST
     }
-    write_text(folder / MANIFEST, json.dumps({"source": source, "files": files}, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text through a temporary file and a rename, synced to disk."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_json(folder / MANIFEST, {"source": source, "files": files})
 
 
 @contextmanager
@@ -105,10 +91,10 @@ def publishing(folder: Path, source: dict[str, str]) -> Iterator[Path]:
     try:
         yield temporary
         for path in temporary.iterdir():
-            os.chmod(path, 0o666 & ~_umask())
+            os.chmod(path, 0o666 & ~umask())
             _sync(path)
         write_manifest(temporary, source)
-        os.chmod(temporary, 0o777 & ~_umask())
+        os.chmod(temporary, 0o777 & ~umask())
         if folder.exists():
             aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
             os.replace(folder, aside / folder.name)
@@ -164,10 +150,3 @@ def _sync(path: Path) -> None:
     """Bytes on disk before the rename: a crash must not leave an empty file under a final name."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _umask() -> int:
-    """The process's umask; there is no way to read it without setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

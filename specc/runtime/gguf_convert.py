@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from specc.diagnostics import DiagnosticError, error
 from specc.models.geometry import Geometry, transformer_geometry
 from specc.models.weights import weight_table
-from specc.runtime.cache import write_text
+from specc.output import write_text
 
 FloatArray = npt.NDArray[np.float32]
 
