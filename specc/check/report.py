@@ -116,7 +116,9 @@ class Report:
 def _shares(counts: Mapping[str, int]) -> str:
     steps = counts["steps"]
     words = {"accept_two": "accept >= 2", "accept_branch": "a branch", "accept_none": "nothing", "padding": "padding"}
-    return f"{steps} steps, " + ", ".join(f"{text} {counts[name] / steps:.0%}" for name, text in words.items())
+    words |= {"waiting": "factors wait", "full": "the window is full"}
+    shown = [f"{text} {counts[name] / steps:.0%}" for name, text in words.items() if name in counts]
+    return f"{steps} steps, " + ", ".join(shown)
 
 
 def _found(found: Counterexample, spec: str, overrides: Sequence[str], seed: int) -> dict[str, Any]:

@@ -130,6 +130,9 @@ class Session:
         trees = trees_of(*_three(bag))
         actions.before_verify(self, action, plan, bag)
         before = view(crew.leader, crew.state, self.eagle)
+        window = self.subject.spec.commit.window or 0
+        if window > 1 and "pending_factors" in crew.state:
+            self.tally.pending(crew.state["pending_factors"][live].tolist(), window)
         bag |= crew.step("verify", bag)
         step_checks.verified(self, before, trees, bag)
         actions.after_verify(self, action, plan, bag, trees)

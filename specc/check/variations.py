@@ -98,8 +98,9 @@ COMMITS: dict[str, Changes] = {
     "factors": {"commit.state": "factors", "commit.update": "immediate", "commit.window": None},
     "factors, deferred": {"commit.state": "factors", "commit.update": "deferred", "commit.window": 1},
     "factors, window 4": {"commit.state": "factors", "commit.update": "deferred", "commit.window": 4},
+    "factors, window 2": {"commit.state": "factors", "commit.update": "deferred", "commit.window": 2},
 }
-"""How accepted tokens reach a recurrent state."""
+"""How accepted tokens reach a recurrent state. A window of 2 is often one factor short of full."""
 SCHEDULES = ("tree", "serial", "hybrid", "replay")
 
 
@@ -114,7 +115,7 @@ def _states(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
         ("hybrid", "snapshots"),
         ("replay", "replay"),
         ("tree", "factors"),
-        ("hybrid", "factors, window 4"),
+        ("hybrid", "factors, window 2"),
         ("serial", "snapshots"),
         ("tree", "factors, deferred"),
     )
