@@ -50,10 +50,15 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("passes/fuse_projections.py", ("tests/passes/test_fuse_projections.py",)),
     (
         "passes/fuse_deferred_state_update/*.py",
-        ("tests/passes/test_fuse_deferred_state_update.py", "tests/passes/test_loop_fusion.py"),
+        (
+            "tests/passes/test_fuse_deferred_state_update.py",
+            "tests/passes/test_fuse_deferred_states.py",
+            "tests/passes/test_loop_fusion.py",
+        ),
     ),
     ("passes/loop_fusion.py", ("tests/passes/test_loop_fusion.py", "tests/passes/test_fuse_deferred_state_update.py")),
-    ("passes/plan_buffers/*.py", ("tests/passes/test_plan_buffers.py",)),
+    ("passes/plan_buffers/*.py", ("tests/passes/test_plan_buffers.py", "tests/passes/test_plan_buffers_states.py")),
+    ("passes/select_schedule/*.py", ("tests/passes/test_select_schedule.py", "tests/unit/test_bench_traffic.py")),
     ("specc/lower/accept*.py", ("tests/unit/test_accept.py", "tests/unit/test_accept_law.py")),
     ("specc/lower/sampling.py", ("tests/unit/test_sampling.py",)),
     ("specc/lower/commit.py", ("tests/unit/test_drafts_model.py",)),
