@@ -34,19 +34,20 @@ def _commit_cache(
     b: StepBuilder, ctx: LowerContext, config: CommitConfig, name: str, length: Node, emitted: Node
 ) -> Node:
     """The cache slot `{name}_cache` (name: prefix and k or v) with the accepted candidate rows, in every layer."""
-    sliced = {"cache": b.slot(f"{name}_cache"), "candidate": b.slot(f"{name}_candidate")}
+    cache, candidate = f"{name[-1]}_cache", f"{name[-1]}_candidate"
+    sliced = {cache: b.slot(f"{name}_cache"), candidate: b.slot(f"{name}_candidate")}
     invariant = {"start": length, "count": emitted}
     make: Callable[[BodyBuilder], Node]
     if config.kv == "length":
 
         def make(n: BodyBuilder) -> Node:
-            return n.call(ops.append_rows, n["cache"], n["candidate"], n["start"], n["count"])
+            return n.call(ops.append_rows, n[cache], n[candidate], n["start"], n["count"])
     else:
         invariant["path"] = _path(b, ctx)
 
         def make(n: BodyBuilder) -> Node:
             return n.call(
-                ops.commit_path, n["cache"], n["candidate"], n["path"], n["start"], n["count"], config.fast_reorder
+                ops.commit_path, n[cache], n[candidate], n["path"], n["start"], n["count"], config.fast_reorder
             )
 
     return layer_map(b, ctx.target, sliced, invariant, make, f"{name}_commit")

@@ -119,13 +119,15 @@ def attention_layer(
     A gated layer's q_proj makes, per head, the query and then a gate (Qwen3-Next).
     """
     eps, offset, dim = geometry.rms_norm_eps, geometry.norm_offset, geometry.head_dim
-    q = b.call(aten.unflatten.int, linear(b, hidden, w, "q_proj"), -1, [geometry.num_attention_heads, -1])
+    q = b.call(
+        aten.unflatten.int, linear(b, hidden, w, "q_proj"), -1, [geometry.num_attention_heads, -1], name="q_heads"
+    )
     gate = None
     if geometry.gated_attention:
         gate = b.call(aten.narrow.default, q, -1, dim, dim, name="attention_gate")
         q = b.call(aten.narrow.default, q, -1, 0, dim)
-    k = b.call(aten.unflatten.int, linear(b, hidden, w, "k_proj"), -1, [-1, dim])
-    v = b.call(aten.unflatten.int, linear(b, hidden, w, "v_proj"), -1, [-1, dim])
+    k = b.call(aten.unflatten.int, linear(b, hidden, w, "k_proj"), -1, [-1, dim], name="k_heads")
+    v = b.call(aten.unflatten.int, linear(b, hidden, w, "v_proj"), -1, [-1, dim], name="v_heads")
     if geometry.qk_norm:
         q, k = norm(b, q, w["q_norm"], eps, offset=offset), norm(b, k, w["k_norm"], eps, offset=offset)
     q, k = rotate(b, q, rotary, geometry, "q_rope"), rotate(b, k, rotary, geometry, "k_rope")
