@@ -48,7 +48,7 @@ def all_nodes(program: DecodeProgram, step: str) -> list[Node]:
 @pytest.mark.parametrize("draft", ["tree", "chain"])
 @pytest.mark.parametrize("target", ["delta", "hybrid"])
 @given(data=st.data())
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_steps_are_the_same_under_every_schedule(target: str, draft: str, schedule: str, data: st.DataObject) -> None:
     state = data.draw(st.sampled_from(STATES))
     before, after = layer_major_program(target, draft, state), scheduled(target, draft, state, schedule).program

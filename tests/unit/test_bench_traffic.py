@@ -69,7 +69,7 @@ def expect(recorder: Recorder, tiles: Tiles, made: DecodeProgram, where: str) ->
 @pytest.mark.parametrize("commit", COMMITS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_the_model_equals_what_the_interpreter_moves(schedule: str, commit: str, data: st.DataObject) -> None:
     target, draft = (
         data.draw(st.sampled_from(["delta", "hybrid"])),
