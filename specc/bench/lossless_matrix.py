@@ -122,6 +122,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
     parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="prompts are cut to this length")
     parser.add_argument("--seed", type=int, default=0, help="of the planted errors")
+    parser.add_argument("--batch", type=int, metavar="N", help="prompts decoded at once; default: the spec's")
     parser.add_argument("--threads", type=int, metavar="N", help="of torch; small models are fastest with 1")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains this")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "lossless_matrix.json", metavar="JSON")
@@ -137,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, words = _arguments(argv)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    names = ("tokens", "limit", "prompt_tokens", "seed")
+    names = ("tokens", "limit", "prompt_tokens", "batch", "seed")
     settings = {name: getattr(args, name) for name in names}
     settings |= {"spec": args.spec.name, "model": Path(args.model).name, "prompts": args.prompts.name}
     cells = recorded(args.output, settings)
@@ -148,7 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if cell.name in cells or args.only not in cell.name:
             continue
         began = time.perf_counter()
-        session = open_session(load(args.spec, cell.overrides), args.model, ignore_eos=True)
+        overrides = [*cell.overrides, *([f"runtime.max_batch_size={args.batch}"] if args.batch else [])]
+        session = open_session(load(args.spec, overrides), args.model, ignore_eos=True)
         prompts = _cut_prompts(session, args)
         plain = plain or plain_texts(session, prompts, args.tokens + session.loaded.spec.depth)
         result = run_cell(session, prompts, plain, args.tokens, args.seed)
