@@ -1,4 +1,8 @@
-"""Known bug classes of recurrent state (public reports): which state is committed, what is pending, what is stale."""
+"""Known bug classes of recurrent state (public reports): which state is committed, what is pending, what is stale.
+
+Drift from low-precision factors (sglang#28695) is in `test_recurrent_drift`, states read in the wrong dtype (sglang PR
+40419) in `test_recurrent_equality`.
+"""
 
 from __future__ import annotations
 

@@ -47,3 +47,25 @@ def test_module_in_low_precision_is_refused(source: str) -> None:
     module = load_module(source.replace('"dtype": "float64"', '"dtype": "float32"', 1), "low")
     with pytest.raises(ValueError, match=r"runtime\.dtype=float64"):
         check_module(module)
+
+
+def test_module_with_recurrent_state() -> None:
+    """States, windows and pending factors of a module that the user has are checked like those of a spec."""
+    spec = """\
+specc: 1
+name: mine
+target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 16, num_heads: 2, head_dim: 4, expand_v: 1,
+         intermediate_size: 24, vocab_size: 23}}
+draft: {method: prompt_lookup, tree: dynamic, top_k: 2, num_steps: 3, num_speculative_tokens: 5}
+verify: {recurrence: hybrid}
+commit: {update: deferred, window: 3}
+runtime: {dtype: float64, max_batch_size: 3, max_sequence_length: 32}
+"""
+    source = driver.compile_spec(loads(spec)).source
+    report = module_report(load_module(source, "recurrent"), 8)
+    assert report.ok
+    assert report.counts["I16"] > 0
+    assert source.count("still_pending = torch.where(window_full, nothing_pending") == 1
+    wrong = source.replace("torch.where(window_full, nothing_pending", "torch.where(window_full, state.pending_factors")
+    with pytest.raises(AssertionError, match="does not hold"):
+        check_module(load_module(wrong, "recurrent_wrong"), max_examples=40)
