@@ -1,0 +1,80 @@
+"""The short causal convolution with SiLU in front of the delta rule: chains, trees and the commit of its window.
+
+One multiply-add per tap in a fixed order (oldest input first), spelled out with `fma`, so that a token's result does not
+depend on how many others there are or on the tree around it.
+"""
+
+# Triton's language, not Python's types.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specc.backends.triton.kernels.dot import rounded
+
+
+@triton.jit
+def input_row(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
+    """Inputs [BC] in float32: row >= 0 of x, or row -1, -2, … of the window from its end."""
+    new = tl.load(x + row * stride_xt + channel, mask=inside & (row >= 0), other=0.0)
+    old = tl.load(window + (W - 1 + row) * C + channel, mask=inside & (row < 0) & (row > -W), other=0.0)
+    return tl.where(row >= 0, new.to(tl.float32), old.to(tl.float32))
+
+
+@triton.jit
+def tree_conv(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt,
+              W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+    """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N, B).
+
+    x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 is the context, node i is i + 1.
+    """
+    node, b = tl.program_id(1), tl.program_id(2)
+    channel = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = channel < C
+    x += b.to(tl.int64) * stride_xb
+    window += b.to(tl.int64) * (W - 1) * C
+    # Rows from the newest to the oldest; the sum runs the other way round, so they are found twice.
+    total = tl.zeros([BC], tl.float32)
+    for tap in tl.static_range(W):
+        row = node
+        for _ in tl.static_range(W - 1 - tap):
+            if TREE:
+                above = tl.load(parent + b * N + row, mask=row >= 0, other=0).to(tl.int32) - 1
+                row = tl.where(row >= 0, above, row - 1)
+            else:
+                row -= 1
+        scale = tl.load(weight + channel * W + tap, mask=inside, other=0.0).to(tl.float32)
+        total = tl.fma(input_row(x, window, row, channel, inside, stride_xt, C, W), scale, total)
+    if BIAS:
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    out = total / (1.0 + tl.exp(-total))
+    tl.store(y + (b * N + node).to(tl.int64) * C + channel, rounded(out, y), mask=inside)
+
+
+@triton.jit
+def last_inputs(window, x, path, count, after, N, P, C, stride_xb, stride_xt,
+                W: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, PATH: tl.constexpr, COUNT: tl.constexpr,
+                BATCH: tl.constexpr):  # fmt: skip
+    """after [Z,W-1,C]: the last W - 1 rows of cat(window, rows of x along the path[:count]). Grid (C / BC, Z).
+
+    All rows are read before one is written, so `after` may be `window`. Layers stack in front of the batch: sequence z
+    has the path and count of z modulo BATCH. Without COUNT all N rows count.
+    """
+    z = tl.program_id(1)
+    turn = z % BATCH
+    channel = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
+    place = tl.arange(0, BW)[:, None]
+    count = tl.load(count + turn) if COUNT else N
+    row = place - (W - 1) + count
+    inside = (place < W - 1) & (channel < C)
+    index = row
+    if PATH:
+        index = tl.load(path + turn * P + row, mask=(row >= 0) & (row < P) & (place < W - 1), other=0)
+    x += z.to(tl.int64) * stride_xb
+    new = tl.load(x + index * stride_xt + channel, mask=inside & (row >= 0), other=0.0)
+    at = z.to(tl.int64) * (W - 1) * C + place * C + channel
+    old = tl.load(window + at + count * C, mask=inside & (row < 0), other=0.0)
+    tl.debug_barrier()
+    tl.store(after + at, tl.where(row >= 0, new, old), mask=inside)

@@ -1,0 +1,55 @@
+"""Commit of an accepted path from its factors, all layers in one launch."""
+
+# Triton's language, not Python's types.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows, weighted_factors
+from specc.backends.triton.kernels.delta_rows import columns, tile_offsets
+from specc.backends.triton.kernels.delta_walk import apply_pending
+
+
+@triton.jit(do_not_specialize=["N", "P", "PATHS"])
+def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
+                       K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, E: tl.constexpr,
+                       PATH: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
+    """Factors one by one, bit for bit what the rule did. Grid (V / BV, HV, Z); sequence z of all layers has the
+    path and count of z modulo PATHS. COPY: `after` is not `state`, so what does not change is written too. State, after [Z,HV,V,K]; k [Z,N,H,K], u [Z,N,HV,V], g [Z,N,HV]."""
+    hv, z = tl.program_id(1), tl.program_id(2)
+    turn = z % PATHS
+    if (tl.load(count + turn) > 0) | COPY:
+        value = tl.program_id(0) * BV + tl.arange(0, BV)
+        offsets = (z.to(tl.int64) * HV + hv) * (V * K) + tile_offsets(value, K, K // E, E)
+        rows = z.to(tl.int64) * N
+        tile = apply_pending(
+            tl.load(state + offsets), k + rows * H * K, u + rows * HV * V, g + rows * HV, path + turn * P,
+            count + turn, 0, hv, hv // (HV // H), columns(K // E, E), value, P, N, H, HV, K, V, PATH,
+        )  # fmt: skip
+        tl.store(after + offsets, tile)
+
+
+@triton.jit(do_not_specialize=["N", "P", "PATHS", "LANES"])
+def delta_commit_rank_n(state, after, k, u, g, path, count, N, P, PATHS, LANES, H, HV,
+                        K: tl.constexpr, V: tl.constexpr, R: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+                        PATH: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
+    """All factors as one update. As `delta_commit_steps`; `after` [Z LANES,HV,V,K] may hold several states per
+    sequence (LANES paths each, for the states of all nodes)."""
+    hv, z = tl.program_id(1), tl.program_id(2)
+    turn, source = z % PATHS, z // LANES
+    waiting = tl.load(count + turn)
+    if (waiting > 0) | COPY:
+        value = tl.program_id(0) * BV + tl.arange(0, BV)
+        tile = hv * (V * K) + value[:, None] * K + tl.arange(0, BK)[None, :]
+        rows, keep = path_rows(path, waiting, turn, P, N, R, PATH)
+        rows = source.to(tl.int64) * N + rows
+        rates, decay = left_over(tl.load(g + rows * HV + hv, mask=keep, other=0.0), R)
+        at_x = k + (rows * H + hv // (HV // H))[:, None] * K + tl.arange(0, BK)[None, :]
+        weighted = weighted_factors(at_x, u + (rows * HV * V)[None, :] + hv * V + value[:, None], keep, rates, K, R, BK)
+        come, gone = source.to(tl.int64) * (HV * V * K) + tile, z.to(tl.int64) * (HV * V * K) + tile
+        for first in tl.range(0, K, BK):
+            x = tl.load(at_x + first, mask=keep[:, None], other=0.0)
+            tl.store(after + gone + first, fold(tl.load(state + come + first), weighted, x, decay))

@@ -1,0 +1,70 @@
+"""Configurations of the kernels by geometry: tile sizes, warps, stages.
+
+The walk's configuration may not depend on the batch or on the number of nodes: a token's bits do (sums over K are split
+between threads), and plain decoding and all schedules that go token by token have to agree. All others may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """The tree schedule. `fused`: one kernel instead of two phases. `pieces`: bfloat16 pieces of the state."""
+
+    fused: bool
+    bv: int
+    bk: int
+    warps: int
+    stages: int
+    prepare_warps: int = 4
+    pieces: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WalkConfig:
+    """Token by token: `bv` rows of the state per program, `e` neighbouring columns along the threads."""
+
+    bv: int
+    e: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitConfig:
+    """The rank-n commit: tiles of [bv, bk]."""
+
+    bv: int
+    bk: int
+    warps: int
+    stages: int
+
+
+WALK: Mapping[tuple[int, int], WalkConfig] = {
+    (128, 128): WalkConfig(bv=8, e=32, warps=1),
+    (256, 256): WalkConfig(bv=8, e=32, warps=1),
+}
+COMMIT = CommitConfig(bv=64, bk=64, warps=4, stages=3)
+
+SMALL = TreeConfig(fused=True, bv=16, bk=64, warps=4, stages=4)
+LARGE = TreeConfig(fused=False, bv=64, bk=64, warps=4, stages=3)
+WIDE = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=3, prepare_warps=8)
+TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
+    (keys, values, nodes): ((32, SMALL), (1 << 30, LARGE)) if nodes < 64 else ((1 << 30, WIDE),)
+    for keys, values in ((128, 128), (256, 256))
+    for nodes in (16, 32, 64)
+}
+"""By (K, V, T): configurations with the largest number of value heads times sequences that they are for."""
+
+
+def tree_config(keys: int, values: int, nodes: int, programs: int) -> TreeConfig:
+    """The configuration for K, V, T (16, 32 or 64) and value heads times sequences; that of the nearest geometry."""
+    nearest = min(TREE, key=lambda known: (known[2] != nodes, abs(known[0] - keys) + abs(known[1] - values)))
+    return next(config for most, config in TREE[nearest] if programs <= most)
+
+
+def walk_config(keys: int, values: int) -> WalkConfig:
+    """The configuration for K, V; that of the nearest geometry."""
+    return WALK[min(WALK, key=lambda known: abs(known[0] - keys) + abs(known[1] - values))]

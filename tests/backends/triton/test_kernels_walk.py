@@ -1,0 +1,160 @@
+"""The schedules that go token by token, and commits, in the interpreter: values against float64, and equal bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specc.backends.triton.launch.commit import delta_rule_commit, delta_rule_verify_states
+from specc.backends.triton.launch.delta import delta_rule, delta_rule_verify, delta_rule_verify_pending, verify
+from specc.backends.triton.launch.rows import Gate, Rows
+from specc.ir import ops
+from tests.backends.triton.trees import BOUND, Operands, check, exact, operands, relative, trees
+
+BY_STEPS = ("serial", "hybrid", "replay")
+FORKED = [[0, 1, 1, 2, 0], [0, 1, 2, 3, 4]]
+
+
+def path_of(parent_row: list[int], node: int) -> list[int]:
+    return [*(path_of(parent_row, parent_row[node] - 1) if parent_row[node] else []), node]
+
+
+def by_plain_decoding(case: Operands, b: int, node: int) -> tuple[torch.Tensor, ...]:
+    """(o, u, state') of a node: its path, one token per call."""
+    state = case.state[b : b + 1]
+    for at in path_of(case.parent_row[b].tolist(), node):
+        o, u, state = delta_rule(state, *(x[b : b + 1, at : at + 1] for x in case.rows[1:]))
+    return o[0, 0], u[0, 0], state[0]
+
+
+@settings(max_examples=5)
+@given(trees(max_nodes=4), st.sampled_from(BY_STEPS))
+def test_schedules_by_steps_have_the_bits_of_plain_decoding(case: Operands, schedule: str) -> None:
+    o, u, states = delta_rule_verify_states(*case.rows, *case.tree, schedule, valid=case.valid)
+    check(case, o, u, exact(case))
+    again = delta_rule_verify(*case.rows, *case.tree, schedule, valid=case.valid)
+    assert torch.equal(again[0], o)
+    assert torch.equal(again[1], u)
+    b = case.state.shape[0] - 1
+    node = int(case.valid[b].sum()) - 1
+    for mine, plain in zip((o[b, node], u[b, node], states[b, node]), by_plain_decoding(case, b, node), strict=True):
+        assert torch.equal(mine, plain)
+
+
+@pytest.mark.parametrize("schedule", BY_STEPS)
+def test_all_nodes_of_a_fork_have_the_bits_of_plain_decoding(schedule: str) -> None:
+    case = operands(FORKED, [5, 4], heads=(1, 1), sizes=(16, 8))
+    o, u = delta_rule_verify(*case.rows, *case.tree, schedule, valid=case.valid)
+    for b, real in enumerate((5, 4)):
+        for node in range(real):
+            plain = by_plain_decoding(case, b, node)
+            assert torch.equal(o[b, node], plain[0])
+            assert torch.equal(u[b, node], plain[1])
+    assert not o[1, 4].any()
+
+
+def test_chain_in_one_call_has_the_bits_of_single_tokens() -> None:
+    case = operands([[0, 1, 2, 3]], [4], heads=(1, 2))
+    o, u, state = delta_rule(*case.rows)
+    plain = by_plain_decoding(case, 0, 3)
+    assert all(torch.equal(a, b) for a, b in zip((o[0, 3], u[0, 3], state[0]), plain, strict=True))
+    check(case, o, u, exact(case))
+    o, u = delta_rule_verify(*case.rows, None, None, "serial")
+    assert torch.equal(o[0, 3], plain[0])
+
+
+def test_states_of_the_tree_schedule() -> None:
+    case = operands(FORKED, [5, 5])
+    expected = ops.delta_rule_verify_states(*case.wide, *case.tree, "serial")
+    o, u, states = delta_rule_verify_states(*case.rows, *case.tree, "tree")
+    assert relative(states, expected[2], expected[2]) <= BOUND
+    assert relative(u, expected[1], expected[1]) <= 1e-5
+
+
+def test_gates_of_the_walk_are_those_of_plain_operands() -> None:
+    case = operands([[0, 1, 1]], [3], heads=(1, 2))
+    a, b = torch.randn(1, 3, 2), torch.randn(1, 3, 2)
+    gate = Gate(torch.tensor([0.1, -2.0]), torch.tensor([0.3, -0.4]), torch.full_like(a, float("nan")), 2)
+    rows = Rows(case.state, case.q, case.k, case.v, a, b, None, gate)
+    o, u = verify(rows, *case.tree, "serial")
+    g = -gate.a_log.double().exp() * torch.nn.functional.softplus(a.double() + gate.dt_bias.double())
+    torch.testing.assert_close(gate.g_out.double(), g, rtol=1e-6, atol=0)
+    want = case.with_(g=g.float(), beta=(2 * torch.sigmoid(b.double())).float())
+    check(want, o, u, exact(want))
+
+
+@pytest.mark.parametrize("form", ["steps", "rank_n"])
+def test_commit_of_all_layers_in_one_launch(form: str) -> None:
+    """Counts of 0 and of the whole path; rows that are not on the path hold NaN."""
+    layers, batch, nodes = 2, 3, 4
+    state = torch.randn(layers, batch, 2, 16, 32)
+    k = torch.randn(layers, batch, nodes, 1, 32).to(torch.bfloat16)
+    u, g = torch.randn(layers, batch, nodes, 2, 16), -torch.rand(layers, batch, nodes, 2)
+    path, count = torch.tensor([[0, 2, 3], [1, 1, 1], [3, 0, 0]]), torch.tensor([3, 0, 1])
+    k[:, 0, 1], u[:, 0, 1], g[:, 0, 1] = float("nan"), float("nan"), float("nan")
+    wide = [x.double() for x in (state, k, u, g)]
+    expected = torch.stack([ops.delta_rule_commit(*(x[n] for x in wide), path, count, form) for n in range(layers)])
+    after = delta_rule_commit(state, k, u, g, path, count, form)
+    assert relative(after, expected, expected) <= 2e-7
+    assert torch.equal(after[:, 1], state[:, 1])
+    assert delta_rule_commit(state, k, u, g, path, count, form, in_place=True) is state
+    assert torch.equal(state, after)
+
+
+def pending_of(case: Operands, rows: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Factors (raw k, u, g) of `rows` tokens of plain decoding in front of a case, and the states behind each."""
+    batch = case.state.shape[0]
+    before = operands([list(range(rows))] * batch, [rows] * batch, (case.k.shape[2], case.v.shape[2]),
+                      (case.k.shape[3], case.v.shape[3]), seed=77)  # fmt: skip
+    state, states, factors = case.state, [case.state], []
+    for at in range(rows):
+        _, u, state = delta_rule(state, *(x[:, at : at + 1] for x in before.rows[1:]))
+        states.append(state)
+        factors.append(u)
+    return (before.k, torch.cat(factors, 1), before.g), tuple(states)
+
+
+@pytest.mark.parametrize(("schedule", "form"), [("tree", "rank_n"), ("serial", "steps"), ("hybrid", "steps")])
+@pytest.mark.parametrize("window", [1, 3])
+def test_pending_factors(schedule: str, form: str, window: int) -> None:
+    """Sequences with none, some and a window full of pending factors in one batch; by steps the bits are plain's."""
+    case = operands([FORKED[0]] * 3, [5, 5, 5], sizes=(16, 16))
+    factors, states = pending_of(case, 3)
+    count, path = torch.tensor([0, 2, 3]), torch.tensor([[2, 2, 2], [0, 1, 2], [0, 1, 2]])
+    operand = (case.state, *factors, path, count, window, form, *case.rows[1:], *case.tree, schedule)
+    after, o, u = delta_rule_verify_pending(*operand)
+    at = torch.stack([states[c][b] for b, c in enumerate(count.tolist())])
+    expected = exact(case.with_(state=at))
+    check(case, o, u, expected, 1e-5 if schedule == "tree" else BOUND)
+    due = count >= window
+    assert torch.equal(after[~due], case.state[~due])
+    assert relative(after[due], at[due].double(), at[due].double()) <= 2e-7
+    if form == "steps":
+        plain = delta_rule_verify(at, *case.rows[1:], *case.tree, schedule)
+        assert torch.equal(after[due], at[due])
+        assert torch.equal(o, plain[0])
+        assert torch.equal(u, plain[1])
+
+
+def test_pending_rows_that_do_not_count_have_no_effect() -> None:
+    case = operands([FORKED[0]], [5], sizes=(16, 16))
+    (k, u, g), states = pending_of(case, 3)
+    k[:, 2:], u[:, 2:], g[:, 2:] = float("nan"), float("inf"), float("nan")
+    count = torch.tensor([2])
+    for schedule, form in (("tree", "rank_n"), ("serial", "steps")):
+        after, o, factors = delta_rule_verify_pending(
+            case.state, k, u, g, None, count, 1, form, *case.rows[1:], *case.tree, schedule
+        )
+        check(case, o, factors, exact(case.with_(state=states[2])), 1e-5)
+        assert relative(after, states[2].double(), states[2].double()) <= 2e-7
+
+
+def test_forms_belong_to_schedules() -> None:
+    case = operands([[0]], [1], sizes=(16, 16))
+    (k, u, g), _ = pending_of(case, 1)
+    with pytest.raises(ValueError, match="schedule tree does not fold in the form steps"):
+        delta_rule_verify_pending(
+            case.state, k, u, g, None, torch.tensor([1]), 1, "steps", *case.rows[1:], *case.tree, "tree"
+        )
