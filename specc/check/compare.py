@@ -3,9 +3,11 @@
 The bound. Two programs that do the same arithmetic in another order differ by rounding only. A sum of K products in
 float64 has a relative error of about sqrt(K) eps with high probability (Higham and Mary, SIAM J. Sci. Comput. 41(5),
 2019, theorem 3.1), K at most the longest reduction of the model. A reduced model has two layers of about ten such
-sums each, whose errors the sharp softmax and the norms amplify by their condition numbers; SLACK = 64 covers both: the
-largest difference seen over the shipped specs is 1.5 in this unit. At K = 128 the bound is 1.6e-13 of the largest
-value, while a wrong row, position or parent moves results by more than 1e-3.
+sums each, whose errors the sharp softmax and the norms amplify by their condition numbers. Over the shipped specs of
+transformers the largest difference seen is 1.5 in this unit. Recurrent layers norm the output of every head, however
+small it is beside the terms that cancelled in it (eps is 1e-6 under the root, so that rounding grows by up to 1e3):
+there 80 units were seen. SLACK = 4096 covers both: at K = 128 the bound is 1.0e-11 of the largest value, while a wrong
+row, position or parent moves results by more than 1e-3, and a wrong eps in a norm by more than 1e-10.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SLACK = 64.0
+SLACK = 4096.0
 LONGEST_SUM = 128
 EPS = torch.finfo(torch.float64).eps
 BOUND = SLACK * EPS * math.sqrt(LONGEST_SUM)
