@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 
+from specc.bench.arguments import whole
 from specc.bench.planted_decoding import CellResult, decode_planted
-from specc.bench.results import RESULTS, environment
-from specc.output import write_text
+from specc.bench.results import RESULTS, commit, environment
+from specc.output import cannot_write, check_output, make_folder, write_text
 from specc.runtime.generate import Request, batches, check_requests, decode_batch
 from specc.runtime.prompts import load_prompts
 from specc.runtime.session import Session, open_session
@@ -94,20 +95,29 @@ def passed(cell: Mapping[str, Any]) -> bool:
 
 
 def recorded(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Cells of an earlier run with the same settings, by name."""
+    """Cells of an earlier run with the same settings, by name.
+
+    Raises DiagnosticError (SPC460) where `path` can't be written to, or holds something else, which is not overwritten.
+    """
+    make_folder(path.parent)
+    check_output(path)
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        cells = {cell["name"]: cell for cell in found["cells"]}
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        remedy = "name a new file, or one that an earlier run has written"
+        raise cannot_write(path, "it holds something else than cells of this benchmark", remedy) from reason
     if found.get("settings") != settings:
         print(f"{path} holds cells of other settings; they are dropped", file=sys.stderr)
         return {}
-    return {cell["name"]: cell for cell in found["cells"]}
+    return cells
 
 
 def _write(path: Path, head: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]]) -> None:
     ordered = [cells[cell.name] for cell in CELLS if cell.name in cells]
     summary = {"done": len(ordered), "of": len(CELLS), "passed": sum(map(passed, ordered))}
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({**head, **summary, "cells": ordered}, indent=1, sort_keys=True) + "\n")
 
 
@@ -118,15 +128,20 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--model", required=True, metavar="DIR|NAME")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE")
     parser.add_argument("--spec", type=Path, default=SPECS / "gdn-15m-tree.yaml", metavar="FILE")
-    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="new tokens per prompt")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="prompts are cut to this length")
+    parser.add_argument("--tokens", type=whole(1), default=128, metavar="N", help="new tokens per prompt")
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="only the first N prompts")
+    parser.add_argument(
+        "--prompt-tokens", type=whole(1), default=256, metavar="N", help="prompts are cut to this length"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the planted errors")
-    parser.add_argument("--batch", type=int, metavar="N", help="prompts decoded at once; default: the spec's")
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch; small models are fastest with 1")
+    parser.add_argument("--batch", type=whole(1), metavar="N", help="prompts decoded at once; default: the spec's")
+    parser.add_argument("--threads", type=whole(1), metavar="N", help="of torch; small models are fastest with 1")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains this")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "lossless_matrix.json", metavar="JSON")
-    return parser.parse_args(words), words
+    args = parser.parse_args(words)
+    if not any(args.only in cell.name for cell in CELLS):
+        parser.error(f"argument --only: no cell's name contains {args.only!r}; one is {CELLS[0].name!r}")
+    return args, words
 
 
 def _cut_prompts(session: Session, args: argparse.Namespace) -> list[list[int]]:
@@ -158,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells[cell.name] = {
             "name": cell.name,
             **result.as_json(),
+            "commit": commit(),  # of this cell: a run that was interrupted may go on at a later one
             "seconds": seconds,
             "threads": torch.get_num_threads(),
         }

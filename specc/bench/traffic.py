@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from specc.bench.arguments import whole
 from specc.diagnostics import DiagnosticError, error
 from specc.models.geometry import DeltaGeometry
 from specc.passes.select_schedule.tiles import SCHEDULES, Schedule, Tiles, chain_rows, likely_rows, verify_tiles
@@ -170,12 +171,11 @@ def setting_of(spec: Spec, batch: int | None, emitted: int | None, context: int,
     """The spec's numbers where the command gives none: its batch, half of the deepest path, its window or 8."""
     rows = chain_rows(spec.num_nodes) if spec.is_chain else _tree_rows(spec)
     own = spec.commit.window or 1
-    asked = 1 + spec.depth // 2 if emitted is None else min(emitted, spec.max_path)
     return Setting(
         schedule_rows=tuple(rows),
         max_path=spec.max_path,
         batch=batch or spec.runtime.max_batch_size,
-        emitted=max(asked, 1),
+        emitted=emitted or 1 + spec.depth // 2,
         context=context,
         window=window or (own if own > 1 else 8),
     )
@@ -239,20 +239,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specc bench traffic", description=__doc__.split("\n")[0])
     parser.add_argument("spec", type=Path, metavar="SPEC")
     parser.add_argument("--set", action="append", default=[], metavar="KEY.PATH=VALUE", dest="overrides")
-    parser.add_argument("--batch", type=int, metavar="B", help="sequences (default: runtime.max_batch_size)")
-    parser.add_argument("--emitted", type=int, metavar="E", help="tokens a step commits (default: half of a path)")
-    parser.add_argument("--context", type=int, default=1024, metavar="T", help="committed tokens (default: 1024)")
-    parser.add_argument("--window", type=int, metavar="W", help="factors of a window (default: commit.window or 8)")
+    parser.add_argument("--batch", type=whole(1), metavar="B", help="sequences (default: runtime.max_batch_size)")
+    parser.add_argument("--emitted", type=whole(1), metavar="E", help="tokens a step commits (default: half of a path)")
+    parser.add_argument("--context", type=whole(0), default=1024, metavar="T", help="committed tokens (default: 1024)")
+    parser.add_argument(
+        "--window", type=whole(1), metavar="W", help="factors of a window (default: commit.window or 8)"
+    )
     parser.add_argument("--json", action="store_true", help="print bytes as JSON")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    parser = _parser()
+    args = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     spec = load(args.spec, tuple(args.overrides)).spec
     if not spec.target.geometry.recurrent:
         message = f"`{spec.name}` has no recurrent layers, so no state is moved"
         raise DiagnosticError([error("SPC291", message, help="targets with a state: gated_deltanet, qwen3_next")])
+    if (args.emitted or 0) > spec.max_path:
+        parser.error(f"argument --emitted: a step of this spec commits at most {spec.max_path} tokens")
     setting = setting_of(spec, args.batch, args.emitted, args.context, args.window)
     rows, others = table(spec, setting), others_of(spec, setting)
     if args.json:

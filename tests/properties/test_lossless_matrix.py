@@ -15,6 +15,7 @@ import pytest
 from specc.bench import lossless_matrix
 from specc.bench.lossless_matrix import BRANCH_SHARE, CELLS, Cell
 from specc.bench.planted_decoding import CellResult, decode_planted
+from specc.diagnostics import DiagnosticError
 from specc.spec import load
 from tests.properties.recurrent_bench import (
     VOCABULARY,
@@ -138,3 +139,19 @@ def test_a_wrong_token_is_counted_and_decoding_goes_on() -> None:
     assert result.differences[0].position == 11
     assert not result.differences[0].allowed
     assert result.tokens == 4 * TOKENS
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"settings": {}}', '{"cells": [{}]}'])
+def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path, text: str) -> None:
+    (tmp_path / "out.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DiagnosticError) as caught:
+        lossless_matrix.main(command(tmp_path))
+    assert [item.code for item in caught.value.diagnostics] == ["SPC460"]
+    assert (tmp_path / "out.json").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("words", ["--only nonsense", "--limit 0", "--tokens 0"])
+def test_a_run_that_would_show_nothing_is_refused(tmp_path: Path, words: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        lossless_matrix.main([*command(tmp_path), *words.split()])
+    assert left.value.code == 2

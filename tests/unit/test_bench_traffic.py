@@ -128,3 +128,11 @@ def test_a_target_without_states_is_refused_with_a_code() -> None:
     with pytest.raises(DiagnosticError) as caught:
         main([str(SPECS / "smollm2-plain.yaml")])
     assert [item.code for item in caught.value.diagnostics] == ["SPC291"]
+
+
+@pytest.mark.parametrize("words", ["--batch 0", "--emitted 0", "--emitted 7", "--context -1", "--window 0"])
+def test_numbers_out_of_range_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([str(SPECS / "gdn-15m-tree.yaml"), *words.split()])
+    assert left.value.code == 2
+    assert words.split()[0] in capsys.readouterr().err
