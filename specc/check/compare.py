@@ -6,8 +6,8 @@ float64 has a relative error of about sqrt(K) eps with high probability (Higham 
 sums each, whose errors the sharp softmax and the norms amplify by their condition numbers. Over the shipped specs of
 transformers the largest difference seen is 1.5 in this unit. Recurrent layers norm the output of every head, however
 small it is beside the terms that cancelled in it (eps is 1e-6 under the root, so that rounding grows by up to 1e3):
-there a few hundred units were seen. SLACK = 4096 covers both: at K = 128 the bound is 1.0e-11 of the largest value, while a wrong
-row, position or parent moves results by more than 1e-3, and a wrong eps in a norm by more than 1e-10.
+there a few hundred units were seen. SLACK = 4096 covers both: at K = 128 the bound is 1.0e-11 of the largest value,
+while a wrong row, position or parent moves results by more than 1e-3, and a wrong eps in a norm by more than 1e-10.
 """
 
 from __future__ import annotations
