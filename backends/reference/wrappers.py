@@ -11,7 +11,9 @@ from specc.program import DecodeProgram, input_ports
 
 DOCS = {
     "prefill": "Append input_ids [B,T] (lengths [B] of them) and pick the root token.\n\n"
-    "    Returns the state and logits [B,V] after the last token; lengths[b] = 0 leaves row b\n    untouched.",
+    "    Returns the state and logits [B,V] after the last token; lengths[b] = 0 leaves row b\n    untouched. "
+    "A root token that a row already has is not committed: to go on after steps, give\n"
+    "    it as the first of input_ids; `remaining` is yours to set.",
     "decode": "One plain step of every row that is not finished: the baseline of speculation.\n\n"
     "    The drafter's slots are left behind: drafts of later speculative steps of the row are\n"
     "    legal, but not those of a fresh start.",
