@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
+from specc.output import cannot_write
 from specc.train.dataset import Dataset
 from specc.train.evaluate import Score, neural_bits, scores
 from specc.train.export import rounded
@@ -159,8 +160,13 @@ class Trainer:
             "optimiser": self.optimiser.state_dict(),
         }
         temporary = self.folder / f".{CHECKPOINT}.tmp-{os.getpid()}"
-        torch.save(content, temporary)
-        os.replace(temporary, self.folder / CHECKPOINT)
+        try:
+            torch.save(content, temporary)
+            os.replace(temporary, self.folder / CHECKPOINT)
+        except (OSError, RuntimeError) as problem:  # torch reports a full disk as a RuntimeError of its archive writer
+            temporary.unlink(missing_ok=True)
+            reason = getattr(problem, "strerror", None) or "the checkpoint did not fit"
+            raise cannot_write(self.folder / CHECKPOINT, reason, "make room; the same command goes on") from problem
 
     def resume(self) -> bool:
         """Load the checkpoint, if there is one, and cut the log back to it."""

@@ -15,6 +15,7 @@ import torch
 
 from specc import __version__
 from specc.diagnostics import DiagnosticError, error
+from specc.output import make_folder
 from specc.train.card import write_card
 from specc.train.dataset import Dataset, domain_stream, load_dataset, prepare
 from specc.train.evaluate import scores
@@ -48,7 +49,7 @@ class Job:
 
 def prepare_data(job: Job, say: Say) -> tuple[Dataset, dict[str, Any]]:
     """The tokenised corpus and the baseline's held-out scores; made unless they are there."""
-    job.out.mkdir(parents=True, exist_ok=True)
+    make_folder(job.out)
     folder = job.corpus or job.out / "corpus"
     if job.corpus is not None:
         data = load_dataset(folder)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from specc.cli import main
+from specc.diagnostics import DiagnosticError
 from specc.train.dataset import Dataset, HeldOut
 from specc.train.gated_delta import GatedDeltaConfig, GatedDeltaModel
 from specc.train.loop import CHECKPOINT, LOG, Trainer
@@ -95,6 +96,30 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
     assert resumed.resume()
     assert resumed.state.step == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT, LOG]
+
+
+def test_a_full_disk_is_an_error_with_a_code_and_leaves_the_checkpoint_before(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(data, tmp_path)
+    made.save()
+    before = (tmp_path / CHECKPOINT).read_bytes()
+
+    def full(content: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DiagnosticError) as caught:
+        made.save()
+    assert [item.code for item in caught.value.diagnostics] == ["SPC460"]
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_file_in_the_place_of_the_output_folder_is_refused(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    assert main(words(recipe, tmp_path / "out", "--steps", "2")) == 2
 
 
 def test_time_ends_a_run_and_a_finished_run_is_not_trained_on(data: Dataset, tmp_path: Path) -> None:
