@@ -53,8 +53,8 @@ def _map(items: Any, change: Any) -> Any:
 
 X, Y, I64, BOOL = rows(2, 1, 6), T((6,)), rows(2, 1, 6, kind="int"), rows(2, 1, 6, kind="bool")
 UNARY = (
-    "neg silu gelu relu sigmoid tanh exp sin cos abs isnan nan_to_num floor reciprocal clone contiguous zeros_like "
-    "ones_like _to_copy"
+    "neg silu gelu relu sigmoid tanh exp sin cos abs isnan nan_to_num floor reciprocal softplus clone contiguous "
+    "zeros_like ones_like _to_copy"
 )
 BINARY = "add.Tensor sub.Tensor mul.Tensor div.Tensor eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor"
 SCALAR = (
