@@ -54,7 +54,7 @@ def accept_keys(view: View) -> Iterator[Diagnostic]:
 
 
 def layer_kinds(view: View) -> Iterator[Diagnostic]:
-    """`commit.state` and friends are for recurrent layers, `commit.kv` for attention layers."""
+    """`commit.state` and friends are for recurrent layers, `commit.kv` and `verify.attention` for attention layers."""
     if view.target is None:
         return
     family = view.target.family
@@ -70,6 +70,8 @@ def layer_kinds(view: View) -> Iterator[Diagnostic]:
         yield view.unused("only deferred updates have a window of pending factors", "commit", "window")
     if family not in ATTENTION_FAMILIES:
         why = f"family {family} has no attention layers"
+        if view.verify is not None and view.verify.attention != "fused":
+            yield view.unused(why, "verify", "attention")
         if view.commit is not None and view.commit.kv is not None:
             yield view.unused(why, "commit", "kv")
 
