@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.dot import INTERPRETED
+
 EPS = tl.constexpr(1e-6)
 
 
@@ -76,6 +78,15 @@ def tile_offsets(rows, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def prefetch(lines):
+    """Ask for the lines [..] of 128 bytes at these pointers in the L2 cache: they travel while something else runs."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def inverse_norm(x):
     """1 / sqrt(sum x^2 + eps) of x [C,E] float32."""
     return tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) + EPS)
@@ -88,13 +99,28 @@ def add_factor(tile, x, weighted):
 
 
 @triton.jit
-def product(tile, x):
-    """tile x: [C,R,E] by [C,E] -> [R]."""
-    return tl.sum(tl.sum(tile * x[:, None, :], 0), 1)
+def quarters(x, C: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
+    """Four tensors [C,R,E/4] of [C,R,E]: every fourth column each. A thread holds four neighbours, so nothing moves."""
+    even, odd = tl.split(x.reshape(C, R, E // 2, 2))
+    first, third = tl.split(even.reshape(C, R, E // 4, 2))
+    second, fourth = tl.split(odd.reshape(C, R, E // 4, 2))
+    return first, second, third, fourth
 
 
 @triton.jit
-def token_step(tile, xk, xq, value, g, beta, SCALE: tl.constexpr):
+def product(tile, x, C: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
+    """tile x: [C,R,E] by [C,E] -> [R].
+
+    Multiply-adds are spelled out and everything else is a sum of their results: where a compiler would be free to
+    contract a product and a sum, two variants of a kernel could differ in a bit.
+    """
+    t0, t1, t2, t3 = quarters(tile, C, R, E)
+    x0, x1, x2, x3 = quarters(x[:, None, :], C, 1, E)
+    return tl.sum(tl.sum(tl.fma(t3, x3, tl.fma(t2, x2, tl.fma(t1, x1, t0 * x0))), 0), 1)
+
+
+@triton.jit
+def token_step(tile, xk, xq, value, g, beta, K: tl.constexpr, BV: tl.constexpr, E: tl.constexpr):
     """One token on a tile [C,R,E]: (o [R], u [R], tile'). xk, xq raw [C,E], value [R], g and beta scalars.
 
     k = r x with the norm r outside the products (design 04): u = beta (v - r S x), S + (r u) x^T.
@@ -103,9 +129,9 @@ def token_step(tile, xk, xq, value, g, beta, SCALE: tl.constexpr):
     xq = xq.to(tl.float32)
     norm = inverse_norm(xk)
     tile = tile * tl.exp(g)
-    u = beta * (value.to(tl.float32) - norm * product(tile, xk))
+    u = beta * tl.fma(-norm, product(tile, xk, K // E, BV, E), value.to(tl.float32))
     tile = add_factor(tile, xk, u * norm)
-    return (inverse_norm(xq) * SCALE) * product(tile, xq), u, tile
+    return (inverse_norm(xq) * (K**-0.5)) * product(tile, xq, K // E, BV, E), u, tile
 
 
 @triton.jit

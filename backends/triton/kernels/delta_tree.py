@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import fold, pending_rows, weighted_factors
+from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.delta_solve import SCALARS, norms, products, solve, tree_rows
-from specc.backends.triton.kernels.dot import INTERPRETED, dot_float32, dot_pieces, dot_rows, rounded
+from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows, rounded
 
 
 @triton.jit
@@ -46,16 +47,6 @@ def whole_solve(at_k, at_q, g, beta, seen, live, K: tl.constexpr, T: tl.constexp
     norm_k, norm_q = norms(square_k, square_q, K)
     matrix, grown = solve(gram, cross, norm_k, norm_q, g, beta, seen, T, LEVELS)
     return matrix, beta, beta * grown * norm_k, grown * norm_q
-
-
-@triton.jit
-def prefetch(rows, K: tl.constexpr):
-    """Ask for rows [BV,1] of K floats in the L2 cache, so that they travel while the N x N part is computed."""
-    if not INTERPRETED:
-        lines = rows + tl.arange(0, K // 32)[None, :] * 32
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit
@@ -118,7 +109,8 @@ def delta_tree_apply(state, q, k, v, g, beta, mask, valid, a_log, dt_bias, g_out
     live = row < N
     at_value = (b * stride_vb + hv * V + row[None, :] * stride_vt) + value[:, None]
     values = tl.load(v + at_value, mask=live[None, :], other=0.0).to(tl.float32)
-    at_state = state + ((b.to(tl.int64) * HV + hv) * V + value[:, None]) * K + tl.arange(0, BK)[None, :]
+    at_state_rows = state + ((b.to(tl.int64) * HV + hv) * V + value[:, None]) * K
+    at_state = at_state_rows + tl.arange(0, BK)[None, :]
     place = tl.arange(0, BK)[None, :] + head * K
     at_k = k + b.to(tl.int64) * stride_kb + place
     at_q = q + b.to(tl.int64) * stride_qb + place
@@ -126,7 +118,7 @@ def delta_tree_apply(state, q, k, v, g, beta, mask, valid, a_log, dt_bias, g_out
     at_x = tl.where(twin % 2 == 0, at_k + (twin // 2) * stride_kt, at_q + (twin // 2) * stride_qt)
     twice = tl.arange(0, 2 * T) // 2 < N
     if FUSED:
-        prefetch(state + ((b.to(tl.int64) * HV + hv) * V + value[:, None]) * K, K)
+        prefetch(at_state_rows + tl.arange(0, max(K // 32, 1))[None, :] * 32)
         seen, live, g_rows, beta_rows = tree_rows(
             g, beta, mask, valid, a_log, dt_bias, b, hv, N, stride_gb, stride_gt, T, MASK, VALID, GATE
         )
@@ -137,6 +129,8 @@ def delta_tree_apply(state, q, k, v, g, beta, mask, valid, a_log, dt_bias, g_out
             K, T, LEVELS, BK,
         )  # fmt: skip
     if R > 0:
+        if not FUSED:
+            prefetch(at_state_rows + tl.arange(0, max(K // 32, 1))[None, :] * 32)
         rows, keep, rates, decay, due = pending_rows(pending_g, path, count, window, b, hv, P, ROWS, HV, R, PATH)
         at_pending = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
         at_u = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]

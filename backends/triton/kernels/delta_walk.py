@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_rows import columns, factor_step, gates, tile_offsets, token_step
+from specc.backends.triton.kernels.delta_rows import columns, factor_step, gates, prefetch, tile_offsets, token_step
 from specc.backends.triton.kernels.dot import rounded
 
 
@@ -47,6 +47,19 @@ def fetch(q, k, v, g, beta, valid, node, column, value, stride_qt, stride_kt, st
         tl.load(beta + node * stride_gt, mask=live, other=0.0),
         live,
     )
+
+
+@triton.jit
+def prefetch_rows(q, k, v, g, beta, N, stride_qt, stride_kt, stride_vt, stride_gt, K: tl.constexpr, BV: tl.constexpr,
+                  NT: tl.constexpr):  # fmt: skip
+    """Rows of all nodes into the L2 cache: a step is shorter than the way from memory."""
+    node = tl.minimum(tl.arange(0, NT), N - 1)
+    line = tl.arange(0, max(K // 64, 1))[None, :] * 64
+    prefetch(k + node[:, None] * stride_kt + line)
+    prefetch(q + node[:, None] * stride_qt + line)
+    prefetch(v + node * stride_vt + tl.program_id(0) * BV)
+    prefetch(g + node * stride_gt)
+    prefetch(beta + node * stride_gt)
 
 
 @triton.jit
@@ -105,6 +118,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, valid, a_log, dt_bias, g_
         if steps == 0:
             return
     node = node_at(order, 0, steps, ORDER)
+    prefetch_rows(q, k, v, g, beta, N, stride_qt, stride_kt, stride_vt, stride_gt, K, BV, NT)
     xk, xq, row, g_raw, beta_raw, live = fetch(
         q, k, v, g, beta, valid, node, column, value, stride_qt, stride_kt, stride_vt, stride_gt, VALID
     )
@@ -134,7 +148,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, valid, a_log, dt_bias, g_
                 tile = tl.load(far if PENDING else tl.where(above > 0, far, home))
         decay, rate = gates(g_raw, beta_raw, a_log, dt_bias, hv, GATE)
         output, factor, tile = token_step(
-            tile, xk, xq, row, tl.where(live, decay, 0.0), tl.where(live, rate, 0.0), K**-0.5
+            tile, xk, xq, row, tl.where(live, decay, 0.0), tl.where(live, rate, 0.0), K, BV, E
         )
         out = ((b * N + node).to(tl.int64) * HV + hv) * V + value
         tl.store(u + out, factor, mask=node >= 0)

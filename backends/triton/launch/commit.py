@@ -18,9 +18,22 @@ def _shared(
 ) -> dict[str, Any]:
     """`state` [L,B,HV,V,K] or [B,HV,V,K], factors with the same leading sizes."""
     return {
-        "state": state, "after": after, "k": k, "u": u, "g": g, "path": path, "count": count,
-        "N": k.shape[-3], "P": path.shape[-1], "PATHS": count.numel(), "H": k.shape[-2], "HV": state.shape[-3],
-        "K": state.shape[-1], "V": state.shape[-2], "PATH": True, "COPY": state.data_ptr() != after.data_ptr(),
+        "state": state,
+        "after": after,
+        "k": k,
+        "u": u,
+        "g": g,
+        "path": path,
+        "count": count,
+        "N": k.shape[-3],
+        "P": path.shape[-1],
+        "PATHS": count.numel(),
+        "H": k.shape[-2],
+        "HV": state.shape[-3],
+        "K": state.shape[-1],
+        "V": state.shape[-2],
+        "PATH": True,
+        "COPY": state.data_ptr() != after.data_ptr(),
     }
 
 
@@ -57,7 +70,10 @@ def rank_n_launch(
     *outer, heads, values, keys = state.shape
     block = min(config.bv, values)
     arguments = _shared(state, after, k, u, g, path, count) | {
-        "LANES": lanes, "R": power_of_two(path.shape[-1], 16), "BV": block, "BK": min(config.bk, keys)
+        "LANES": lanes,
+        "R": power_of_two(path.shape[-1], 16),
+        "BV": block,
+        "BK": min(config.bk, keys),
     }
     grid = (values // block, heads, _product(outer) * lanes)
     return Launch(delta_commit_rank_n, grid, arguments, config.warps, config.stages)

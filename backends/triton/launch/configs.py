@@ -19,7 +19,8 @@ class TreeConfig:
     bk: int
     warps: int
     stages: int
-    prepare_warps: int = 4
+    prepare_warps: int = 1
+    prepare_bk: int = 128
     pieces: int = 2
 
 
@@ -48,13 +49,13 @@ WALK: Mapping[tuple[int, int], WalkConfig] = {
 }
 COMMIT = CommitConfig(bv=64, bk=64, warps=4, stages=3)
 
-SMALL = TreeConfig(fused=True, bv=16, bk=64, warps=4, stages=4)
-LARGE = TreeConfig(fused=False, bv=64, bk=64, warps=4, stages=3)
-WIDE = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=3, prepare_warps=8)
+TILES16 = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=4)
+TILES32 = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=64)
+TILES64 = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=64)
 TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
-    (keys, values, nodes): ((32, SMALL), (1 << 30, LARGE)) if nodes < 64 else ((1 << 30, WIDE),)
+    (keys, values, nodes): ((1 << 30, config),)
     for keys, values in ((128, 128), (256, 256))
-    for nodes in (16, 32, 64)
+    for nodes, config in ((16, TILES16), (32, TILES32), (64, TILES64))
 }
 """By (K, V, T): configurations with the largest number of value heads times sequences that they are for."""
 

@@ -19,10 +19,20 @@ def conv_launch(
     batch, nodes, channels = x.shape
     block = min(BLOCK, power_of_two(channels))
     arguments = {
-        "window": window, "x": x, "weight": weight, "bias": weight if bias is None else bias, "y": y,
-        "parent": x if parent_row is None else parent_row, "N": nodes, "C": channels,
-        "stride_xb": x.stride(0), "stride_xt": x.stride(1), "W": weight.shape[2], "BC": block,
-        "BIAS": bias is not None, "TREE": parent_row is not None,
+        "window": window,
+        "x": x,
+        "weight": weight,
+        "bias": weight if bias is None else bias,
+        "y": y,
+        "parent": x if parent_row is None else parent_row,
+        "N": nodes,
+        "C": channels,
+        "stride_xb": x.stride(0),
+        "stride_xt": x.stride(1),
+        "W": weight.shape[2],
+        "BC": block,
+        "BIAS": bias is not None,
+        "TREE": parent_row is not None,
     }
     return Launch(tree_conv_kernel, (-(-channels // block), nodes, batch), arguments, 4, 1)
 
@@ -33,11 +43,22 @@ def window_launch(window: Tensor, rows: Tensor, path: Tensor | None, count: Tens
     sequences = window.numel() // (width * channels)
     block = min(BLOCK, power_of_two(channels))
     arguments = {
-        "window": window, "x": rows, "after": after, "N": rows.shape[-2], "C": channels, "W": width + 1,
-        "path": window if path is None else path, "P": 0 if path is None else path.shape[-1],
-        "count": window if count is None else count, "BATCH": sequences if count is None else count.numel(),
-        "stride_xb": rows.stride(-3), "stride_xt": rows.stride(-2), "BW": power_of_two(width), "BC": block,
-        "PATH": path is not None, "COUNT": count is not None,
+        "window": window,
+        "x": rows,
+        "after": after,
+        "N": rows.shape[-2],
+        "C": channels,
+        "W": width + 1,
+        "path": window if path is None else path,
+        "P": 0 if path is None else path.shape[-1],
+        "count": window if count is None else count,
+        "BATCH": sequences if count is None else count.numel(),
+        "stride_xb": rows.stride(-3),
+        "stride_xt": rows.stride(-2),
+        "BW": power_of_two(width),
+        "BC": block,
+        "PATH": path is not None,
+        "COUNT": count is not None,
     }
     return Launch(last_inputs, (-(-channels // block), sequences), arguments, 4, 1)
 

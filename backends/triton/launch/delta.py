@@ -45,7 +45,9 @@ def tree_launches(
     launches = []
     if not config.fused:
         grid = (heads, batch)
-        launches.append(Launch(delta_tree_prepare, grid, shared | {"BK": min(keys, 64)}, config.prepare_warps))
+        launches.append(
+            Launch(delta_tree_prepare, grid, shared | {"BK": min(keys, config.prepare_bk)}, config.prepare_warps)
+        )
     waiting = pending_arguments(pending, rows.state)
     room = 0 if pending is None else power_of_two(int(waiting["P"]), 16)
     constants = {"R": room, "BV": min(config.bv, values), "BK": block, "PIECES": config.pieces, "FUSED": config.fused}

@@ -1,0 +1,135 @@
+"""Peers of the delta rule's kernels, where they can be imported: flash-linear-attention and SGLang's tree kernel.
+
+They are installed apart and never vendored. Of SGLang only the file of the kernel is loaded (the package needs a whole
+server's dependencies): `fused_sigmoid_gating_recurrent.py` of an installed or unpacked wheel on the path. Its launch is
+timed as it comes and with other tiles and warps.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specc.bench.delta_cases import BATCHES, GDN, QWEN, Row, exact
+from specc.bench.delta_timing import RATE, Geometry, Inputs, error, inputs, random_tree, sets_for, timed
+
+SGLANG = Path("sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py")
+TILES = ((32, 1), (8, 1), (16, 1))
+"""(BV, warps) of SGLang's kernel; the first is what it comes with."""
+
+
+def sglang_kernel() -> Any | None:
+    """SGLang's kernel, from the first place on the path that has its file."""
+    for folder in sys.path:
+        place = Path(folder) / SGLANG
+        if place.is_file():
+            found = importlib.util.spec_from_file_location("sglang_delta_kernel", place)
+            assert found is not None
+            assert found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            found.loader.exec_module(module)
+            return module.fused_sigmoid_gating_delta_rule_update_kernel
+    return None
+
+
+def sglang_call(kernel: Any, one: Inputs, parent: torch.Tensor, buffer: torch.Tensor, tile: tuple[int, int],
+                o: torch.Tensor) -> Callable[[], None]:  # fmt: skip
+    """Its tree verify: every node's state goes to `buffer` [B,N,HV,V,K]. Gates: raw a, b that give our g and beta."""
+    batch, nodes, heads, keys = one.k.shape
+    value_heads, values = one.v.shape[2:]
+    zeros = torch.zeros(value_heads, device="cuda")
+    # softplus(a) = -g with A_log = dt_bias = 0, sigmoid(b) = beta.
+    a, b = torch.log(torch.expm1((-one.g).clamp(min=1e-6))), torch.logit(one.beta)
+    where = torch.arange(batch, device="cuda", dtype=torch.int32)
+    arguments = {
+        "A_log": zeros, "a": a, "dt_bias": zeros, "softplus_beta": 1.0, "softplus_threshold": 20.0,
+        "q": one.q, "k": one.k, "v": one.v, "b": b, "o": o, "h0_source": one.state, "h0_indices": where,
+        "cu_seqlens": None, "intermediate_states_buffer": buffer, "intermediate_state_indices": where,
+        "cache_steps": nodes, "retrieve_parent_token_ptr": parent, "scale": keys**-0.5, "T": nodes,
+        "stride_retrieve_parent_token_seq": parent.stride(0), "stride_retrieve_parent_token_token": parent.stride(1),
+        "stride_a": value_heads, "stride_q": heads * keys, "stride_k": heads * keys, "stride_b": value_heads,
+        "stride_v": value_heads * values, "NP2_T": nodes, "B": batch, "H": heads, "HV": value_heads,
+        "K": keys, "V": values, "BK": keys, "BV": tile[0], "USE_INITIAL_STATE": True, "IS_VARLEN": False,
+        "USE_QK_L2NORM_IN_KERNEL": True, "IS_KDA": False, "DISABLE_STATE_UPDATE": True,
+        "CACHE_INTERMEDIATE_STATES": True, "HAS_EAGLE_TREE_CUSTOM_ATTN_MASK": True,
+    }  # fmt: skip
+    launch = kernel[(1, values // tile[0], batch * value_heads)]
+    return partial(launch, **arguments, num_warps=tile[1], num_stages=3)
+
+
+def sglang_rows(kernel: Any, geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
+    """Its times for one case, each checked first."""
+    many = [inputs(geometry, batch, nodes, seed) for seed in range(sets_for(geometry.state_bytes(batch)))]
+    parent_row, mask = random_tree(batch, nodes)
+    # A node on the context: 0 for the first; its kernel has one root, so further roots hang on node 0.
+    parent = (parent_row - 1).clamp(min=0).to(torch.int32)
+    fixed = torch.where(parent_row == 0, torch.ones_like(parent_row), parent_row)
+    fixed[:, 0] = 0
+    mask = torch.zeros_like(mask)
+    for i in range(nodes):
+        mask[:, i] = mask[torch.arange(batch), parent[:, i].long()] if i else False
+        mask[:, i, i] = True
+    expected = exact(many[0], fixed, mask)[0]
+    buffer = many[0].state.new_empty(batch, nodes, *many[0].state.shape[1:])
+    outputs = [torch.empty_like(one.v) for one in many]
+    for tile in TILES:
+        label = {"peer": "sglang tree", "geometry": geometry.name, "batch": batch, "nodes": nodes, "tile": list(tile)}
+        label["read_us"] = round(geometry.state_bytes(batch) / RATE * 1e6, 2)
+        calls = [sglang_call(kernel, one, parent, buffer, tile, o) for one, o in zip(many, outputs, strict=True)]
+        calls[0]()
+        yield label | {"error_o": error(outputs[0], expected, expected), "us": round(timed(calls), 2)}
+
+
+def fla_rows(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
+    """flash-linear-attention's recurrent and chunked forms on a chain, without the final state."""
+    rule = importlib.import_module("fla.ops.gated_delta_rule")
+    many = [inputs(geometry, batch, nodes, seed) for seed in range(sets_for(geometry.state_bytes(batch)))]
+    expected = exact(many[0], None, None)[0]
+    for name, function in (
+        ("fused_recurrent", rule.fused_recurrent_gated_delta_rule),
+        ("chunk", rule.chunk_gated_delta_rule),
+    ):
+        label = {"peer": f"fla {name}", "geometry": geometry.name, "batch": batch, "nodes": nodes}
+        calls = []
+        for one in many:
+            # Its states are [K,V].
+            state = one.state.transpose(-1, -2).contiguous()
+            calls.append(
+                partial(
+                    function, one.q, one.k, one.v, g=one.g, beta=one.beta, initial_state=state, output_final_state=False,
+                    use_qk_l2norm_in_kernel=True,
+                )
+            )  # fmt: skip
+        with torch.no_grad():
+            wrong = error(calls[0]()[0], expected, expected)
+            yield label | {"error_o": wrong, "us": round(timed(calls), 2)}
+
+
+def peer_part(geometries: Sequence[Geometry]) -> Iterator[Row]:
+    """All peers that are here."""
+    kernel = sglang_kernel()
+    for geometry, nodes in ((GDN, 16), (QWEN, 16), (GDN, 8), (GDN, 32)):
+        for batch in BATCHES:
+            if kernel is None:
+                yield {"peer": "sglang tree", "missing": True}
+            else:
+                yield from guarded(sglang_rows(kernel, geometry, nodes, batch), "sglang tree")
+            if importlib.util.find_spec("fla") is None:
+                yield {"peer": "fla", "missing": True}
+            elif nodes == 16:
+                yield from guarded(fla_rows(geometry, nodes, batch), "fla")
+
+
+def guarded(rows: Iterator[Row], peer: str) -> Iterator[Row]:
+    """Rows until a peer fails; then its message."""
+    try:
+        yield from rows
+    except (RuntimeError, TypeError, ImportError, AssertionError) as failure:
+        yield {"peer": peer, "failed": str(failure).splitlines()[0][:200] if str(failure) else repr(failure)}
