@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -61,14 +62,24 @@ WALKS = (
 )
 
 
+ALL = slice(None)
+
+
+def rows_of(one: Inputs, tokens: slice = ALL, part: slice = ALL) -> Rows:
+    """Some tokens of some sequences as a kernel's operands; the state is shared, not copied."""
+    q, k, v, g, beta = (x[part, tokens] for x in one.all[1:])
+    return Rows(one.state[part], q, k, v, g, beta)
+
+
 def tree_calls(
     config: TreeConfig | None, sets: Sequence[Inputs], mask: torch.Tensor | None, waiting: Pending | None = None,
     wide_o: bool = False,
 ) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:  # fmt: skip
     """A call per input set, and all their outputs (o, u of each; poisoned)."""
-    calls, outputs = [], []
+    calls: list[Callable[[], None]] = []
+    outputs: list[torch.Tensor] = []
     for one in sets:
-        rows = Rows(*one.all)
+        rows = rows_of(one)
         o, u = rows.outputs()
         o = o.float() if wide_o else o
         outputs += [o.fill_(float("nan")), u.fill_(float("nan"))]
@@ -89,7 +100,7 @@ def warm_tree(geometry: Geometry, nodes: int, config: TreeConfig, waiting: bool)
 def warm_walk(geometry: Geometry, config: WalkConfig) -> None:
     """As `warm_tree`."""
     one = inputs(geometry, 1, 16)
-    rows = Rows(*one.all)
+    rows = rows_of(one)
     parent_row, _ = random_tree(1, 16)
     table = one.state.new_empty(1, 17, *one.state.shape[1:])
     order = torch.arange(16, dtype=torch.int32, device="cuda").view(1, 16)
@@ -184,19 +195,19 @@ def serial_part(geometries: Sequence[Geometry]) -> Iterator[Row]:
                 label["table"] = config == walk_config(geometry.keys, geometry.values)
                 row = checked(
                     label, geometry.state_bytes(batch), partial(walk_once, many[0], config), many[0], expected,
-                    lambda config=config, many=many: walk_calls(many, config),
+                    partial(walk_calls, many, config),
                 )  # fmt: skip
                 yield row | plain_row(many, config)
 
 
 def walk_calls(many: Sequence[Inputs], config: WalkConfig | None, **extra: Any) -> list[Callable[[], None]]:
     """A walk per input set."""
-    return [walk_launch(Rows(*one.all), *Rows(*one.all).outputs(), config=config, **extra).run for one in many]
+    return [walk_launch(rows_of(one), *rows_of(one).outputs(), config=config, **extra).run for one in many]
 
 
 def walk_once(one: Inputs, config: WalkConfig, wide: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, u) of a chain; o in float32 if wide."""
-    rows = Rows(*one.all)
+    rows = rows_of(one)
     o, u = rows.outputs()
     o = o.float() if wide else o
     walk_launch(rows, o, u, config=config).run()
@@ -207,16 +218,16 @@ def plain_row(many: Sequence[Inputs], config: WalkConfig) -> Row:
     """Whether a chain has the bits of single tokens, and the time of a single token (state read and written)."""
     one = many[0]
     _, u = walk_once(one, config, False)
-    state, same = one.state.clone(), True
+    own, same = replace(one, state=one.state.clone()), True
     for at in range(16):
-        part = Rows(state, *(x[:, at : at + 1] for x in one.all[1:]))
+        part = rows_of(own, slice(at, at + 1))
         o1, u1 = part.outputs()
-        walk_launch(part, o1, u1, after=state, config=config).run()
+        walk_launch(part, o1, u1, after=own.state, config=config).run()
         same = same and torch.equal(u1[:, 0], u[:, at])
     first = [Inputs(x.state, *(y[:, :1] for y in x.all[1:])) for x in many]
     calls = []
     for token in first:
-        rows = Rows(*token.all)
+        rows = rows_of(token)
         calls.append(walk_launch(rows, *rows.outputs(), after=token.state, config=config).run)
     return {"bits_equal_plain": same, "plain_token_us": round(timed(calls), 2)}
 
@@ -263,7 +274,7 @@ def commit_part(geometries: Sequence[Geometry]) -> Iterator[Row]:
             expected = ops.delta_rule_commit(*wide, path, count, "steps")
             label = {"geometry": geometry.name, "batch": batch, "layers": layers, "rows": 5}
             label["read_us"] = round(2 * layers * geometry.state_bytes(batch) / RATE * 1e6, 2)
-            forms = {"rank_n": rank_n_launch, "steps": steps_launch}
+            forms: Mapping[str, Callable[..., Launch]] = {"rank_n": rank_n_launch, "steps": steps_launch}
             wrong = {}
             for name, make in forms.items():
                 after = torch.empty_like(state)
@@ -283,8 +294,7 @@ def commit_part(geometries: Sequence[Geometry]) -> Iterator[Row]:
 
 def replay_rows(label: Row, flat: Inputs, batch: int, layers: int) -> Iterator[Row]:
     """Times of replaying 5 tokens: all layers and tokens in one launch; a launch per layer and token."""
-    five = [x[:, :5] for x in flat.all[1:]]
-    rows = Rows(flat.state, *five)
+    rows = rows_of(flat, slice(5))
     yield label | {
         "form": "replay, one launch",
         "us": round(timed([walk_launch(rows, *rows.outputs(), after=flat.state).run] * 4), 2),
@@ -293,7 +303,7 @@ def replay_rows(label: Row, flat: Inputs, batch: int, layers: int) -> Iterator[R
     for layer in range(layers):
         part = slice(layer * batch, (layer + 1) * batch)
         for at in range(5):
-            one = Rows(flat.state[part], *(x[part, at : at + 1] for x in flat.all[1:]))
+            one = rows_of(flat, slice(at, at + 1), part)
             calls.append(walk_launch(one, *one.outputs(), after=flat.state[part]).run)
     yield label | {"form": "replay, a launch per layer and token", "us": round(timed(calls) * len(calls), 2)}
 
@@ -327,7 +337,7 @@ def shape_times(geometry: Geometry, many: Sequence[Inputs], parents: list[int]) 
     batch, nodes = many[0].state.shape[0], len(parents)
     many = [Inputs(x.state, *(y[:, :nodes].contiguous() for y in x.all[1:])) for x in many]
     parent_row, mask = tree_of([parents] * batch)
-    rows = Rows(*many[0].all)
+    rows = rows_of(many[0])
     table = many[0].state.new_empty(batch, nodes + 1, *many[0].state.shape[1:])
     order = torch.empty(batch, nodes, dtype=torch.int32, device="cuda")
     ordering: Launch = order_launch(rows, parent_row, mask, order)
@@ -339,7 +349,8 @@ def shape_times(geometry: Geometry, many: Sequence[Inputs], parents: list[int]) 
     leaf_parallel = walk_calls(many, None, order=paths)
     by_leaf = [walk_calls(many, None, order=paths[:, leaf].contiguous()) for leaf in leaves]
     results = []
-    for extra in ({"order": order, **tree}, tree, {"order": paths}):
+    kinds: tuple[dict[str, Any], ...] = ({"order": order, **tree}, tree, {"order": paths})
+    for extra in kinds:
         o, u = rows.outputs()
         walk_launch(rows, o, u, **extra).run()
         results.append(u)

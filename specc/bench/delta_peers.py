@@ -103,7 +103,8 @@ def fla_rows(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
             state = one.state.transpose(-1, -2).contiguous()
             calls.append(
                 partial(
-                    function, one.q, one.k, one.v, g=one.g, beta=one.beta, initial_state=state, output_final_state=False,
+                    function, one.q, one.k, one.v, g=one.g, beta=one.beta, initial_state=state,
+                    output_final_state=False,
                     use_qk_l2norm_in_kernel=True,
                 )
             )  # fmt: skip

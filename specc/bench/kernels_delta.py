@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,12 @@ PARTS = {
 
 def device() -> dict[str, Any]:
     """The GPU and the packages that matter."""
-    import triton
 
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
         "multiprocessors": properties.multi_processor_count,
-        "triton": triton.__version__,
+        "triton": metadata.version("triton"),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }

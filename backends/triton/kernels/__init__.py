@@ -1,3 +1,3 @@
-"""Triton kernels, one family per file: functions that import, run under TRITON_INTERPRET=1 and compile without a GPU."""
+"""Triton kernels, one family per file; they import, run under TRITON_INTERPRET=1 and compile without a GPU."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The short causal convolution with SiLU in front of the delta rule: chains, trees and the commit of its window.
 
-One multiply-add per tap in a fixed order (oldest input first), spelled out with `fma`, so that a token's result does not
-depend on how many others there are or on the tree around it.
+One multiply-add per tap in a fixed order (oldest input first), spelled out with `fma`, so that a token's result does
+not depend on how many others there are or on the tree around it.
 """
 
 # Triton's language, not Python's types.
@@ -28,7 +28,7 @@ def tree_conv(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt,
               W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
     """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N, B).
 
-    x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 is the context, node i is i + 1.
+    x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 the context, node i is i + 1.
     """
     node, b = tl.program_id(1), tl.program_id(2)
     channel = tl.program_id(0) * BC + tl.arange(0, BC)

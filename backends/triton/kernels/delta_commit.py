@@ -17,8 +17,11 @@ from specc.backends.triton.kernels.delta_walk import apply_pending
 def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
                        K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, E: tl.constexpr,
                        PATH: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
-    """Factors one by one, bit for bit what the rule did. Grid (V / BV, HV, Z); sequence z of all layers has the
-    path and count of z modulo PATHS. COPY: `after` is not `state`, so what does not change is written too. State, after [Z,HV,V,K]; k [Z,N,H,K], u [Z,N,HV,V], g [Z,N,HV]."""
+    """Factors one by one, bit for bit what the rule did. Grid (V / BV, HV, Z).
+
+    State, after [Z,HV,V,K]; k [Z,N,H,K], u [Z,N,HV,V], g [Z,N,HV]; sequence z of all layers has the path and count of
+    z modulo PATHS. COPY: `after` is not `state`, so what does not change is written too.
+    """
     hv, z = tl.program_id(1), tl.program_id(2)
     turn = z % PATHS
     if (tl.load(count + turn) > 0) | COPY:

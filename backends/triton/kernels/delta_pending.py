@@ -20,10 +20,9 @@ def path_rows(path, count, b, P, ROWS, R: tl.constexpr, PATH: tl.constexpr):
     """(rows [R], keep [R] bool): the rows of a path that count, held inside [0, ROWS)."""
     j = tl.arange(0, R)
     keep = (j < count) & (j < P)
+    rows = tl.where(keep, j, 0)
     if PATH:
         rows = tl.load(path + b * P + j, mask=keep, other=0).to(tl.int32)
-    else:
-        rows = tl.where(keep, j, 0)
     return tl.minimum(tl.maximum(rows, 0), ROWS - 1), keep
 
 

@@ -1,7 +1,7 @@
 """Phase 2 of the tree schedule, and both phases in one kernel: the state streamed once against all nodes' rows.
 
-The state tile [BV,K] is the left operand, [x_k; x_q] of all nodes the right one as one block of 2T columns (k and q of a
-node side by side), so that each piece of the state feeds one product. Values are the M dimension: 64 of them give
+The state tile [BV,K] is the left operand, [x_k; x_q] of all nodes the right one as one block of 2T columns (k and q of
+a node side by side), so that each piece of the state feeds one product. Values are the M dimension: 64 of them give
 warpgroup products with the state in registers (design 09, "Triton on sm_90").
 """
 

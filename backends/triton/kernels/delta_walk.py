@@ -92,7 +92,8 @@ def delta_walk(state, q, k, v, g, beta, order, parent, valid, a_log, dt_bias, g_
                STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
-    `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the context, node i is i + 1).
+    `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
+    context, node i is i + 1).
     `table` [B,N+1,HV,V,K] holds tiles of nodes with a far child (row 0: the context's, with PENDING), or with STATES
     [B,N,HV,V,K] every node's. A due sequence's pending factors are written to `state`.
     """

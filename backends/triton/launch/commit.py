@@ -97,7 +97,7 @@ def delta_rule_commit(
     *,
     in_place: bool = False,
 ) -> Tensor:
-    """See `specc.ir.ops.delta_rule_commit`. State and factors may have layers in front ([L,B,…]): one launch for all."""
+    """See `specc.ir.ops.delta_rule_commit`; with layers in front ([L,B,…]) one launch does all."""
     after = state if in_place else torch.empty_like(state)
     make = rank_n_launch if form == "rank_n" else steps_launch
     make(state, after, k, u, g, path, count).run()

@@ -44,20 +44,29 @@ class CommitConfig:
 
 
 WALK: Mapping[tuple[int, int], WalkConfig] = {
-    (128, 128): WalkConfig(bv=8, e=32, warps=1),
+    (128, 128): WalkConfig(bv=16, e=32, warps=1),
     (256, 256): WalkConfig(bv=8, e=32, warps=1),
 }
 COMMIT = CommitConfig(bv=64, bk=64, warps=4, stages=3)
 
-TILES16 = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=4)
+FEW = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=4, prepare_warps=2)
+MANY = TreeConfig(fused=False, bv=64, bk=64, warps=4, stages=2)
+CROWD = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=4)
 TILES32 = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=64)
 TILES64 = TreeConfig(fused=False, bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=64)
+ALWAYS = 1 << 30
 TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
-    (keys, values, nodes): ((1 << 30, config),)
-    for keys, values in ((128, 128), (256, 256))
-    for nodes, config in ((16, TILES16), (32, TILES32), (64, TILES64))
+    (128, 128, 16): ((128, FEW), (512, MANY), (ALWAYS, CROWD)),
+    (256, 256, 16): ((128, FEW), (ALWAYS, MANY)),
+    (128, 128, 32): ((ALWAYS, TILES32),),
+    (256, 256, 32): ((ALWAYS, TILES32),),
+    (128, 128, 64): ((ALWAYS, TILES64),),
+    (256, 256, 64): ((ALWAYS, TILES64),),
 }
-"""By (K, V, T): configurations with the largest number of value heads times sequences that they are for."""
+"""By (K, V, T): configurations with the largest number of value heads times sequences that they are for.
+
+Measured on an H200 (specc/bench/results/kernels_delta.json) but for K = V = 128 with T = 32 and for T = 64.
+"""
 
 
 def tree_config(keys: int, values: int, nodes: int, programs: int) -> TreeConfig:

@@ -68,7 +68,7 @@ def test_chain_in_one_call_has_the_bits_of_single_tokens() -> None:
 def test_states_of_the_tree_schedule() -> None:
     case = operands(FORKED, [5, 5])
     expected = ops.delta_rule_verify_states(*case.wide, *case.tree, "serial")
-    o, u, states = delta_rule_verify_states(*case.rows, *case.tree, "tree")
+    _, u, states = delta_rule_verify_states(*case.rows, *case.tree, "tree")
     assert relative(states, expected[2], expected[2]) <= BOUND
     assert relative(u, expected[1], expected[1]) <= 1e-5
 
