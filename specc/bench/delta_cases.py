@@ -161,7 +161,9 @@ def tree_cases(geometry: Geometry, nodes: int, batch: int, configs: Sequence[Tre
         calls[0]()
         return outputs[0], outputs[1]
 
-    table = tree_config(geometry.keys, geometry.values, power_of_two(nodes, 16), batch * geometry.value_heads)
+    table = tree_config(
+        geometry.keys, geometry.values, power_of_two(nodes, 16), batch * geometry.value_heads, waiting > 0
+    )
     for config in dict.fromkeys([*configs, table]):
         label = {"geometry": geometry.name, "batch": batch, "nodes": nodes, "config": repr(config)}
         label |= {"pending": waiting, "window": window, "table": config == table}

@@ -45,7 +45,6 @@ PARTS = {
 
 def device() -> dict[str, Any]:
     """The GPU and the packages that matter."""
-
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,

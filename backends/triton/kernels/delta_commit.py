@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows, weighted_factors
-from specc.backends.triton.kernels.delta_rows import columns, prefetch, tile_offsets
+from specc.backends.triton.kernels.delta_rows import columns, tile_offsets
 from specc.backends.triton.kernels.delta_walk import apply_pending
 
 
@@ -47,10 +47,6 @@ def delta_commit_rank_n(state, after, k, u, g, path, count, N, P, PATHS, LANES, 
     if (waiting > 0) | COPY:
         value = tl.program_id(0) * BV + tl.arange(0, BV)
         tile = hv * (V * K) + value[:, None] * K + tl.arange(0, BK)[None, :]
-        prefetch(
-            state + source.to(tl.int64) * (HV * V * K) + hv * (V * K) + value[:, None] * K
-            + tl.arange(0, max(K // 32, 1))[None, :] * 32
-        )  # fmt: skip
         rows, keep = path_rows(path, waiting, turn, P, N, R, PATH)
         rows = source.to(tl.int64) * N + rows
         rates, decay = left_over(tl.load(g + rows * HV + hv, mask=keep, other=0.0), R)

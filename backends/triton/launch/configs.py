@@ -69,10 +69,18 @@ Measured on an H200 (specc/bench/results/kernels_delta.json) but for K = V = 128
 """
 
 
-def tree_config(keys: int, values: int, nodes: int, programs: int) -> TreeConfig:
+PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
+    **TREE,
+    (256, 256, 16): ((128, FEW), (ALWAYS, CROWD)),
+}
+"""With factors pending."""
+
+
+def tree_config(keys: int, values: int, nodes: int, programs: int, pending: bool = False) -> TreeConfig:
     """The configuration for K, V, T (16, 32 or 64) and value heads times sequences; that of the nearest geometry."""
-    nearest = min(TREE, key=lambda known: (known[2] != nodes, abs(known[0] - keys) + abs(known[1] - values)))
-    return next(config for most, config in TREE[nearest] if programs <= most)
+    table = PENDING if pending else TREE
+    nearest = min(table, key=lambda known: (known[2] != nodes, abs(known[0] - keys) + abs(known[1] - values)))
+    return next(config for most, config in table[nearest] if programs <= most)
 
 
 def walk_config(keys: int, values: int) -> WalkConfig:

@@ -35,7 +35,7 @@ def tree_launches(
     """The tree schedule: one or two launches. `work`: float32 room for B * HV * (2 T^2 + 4 T) of two phases."""
     batch, _, _, heads, keys, values = rows.sizes
     tile = rows.tile
-    config = config or tree_config(keys, values, tile, batch * heads)
+    config = config or tree_config(keys, values, tile, batch * heads, pending is not None)
     if work is None and not config.fused:
         work = rows.state.new_empty(batch * heads * (2 * tile * tile + SCALARS * tile))
     work = rows.state if work is None else work

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import torch
 
 from specc.backends.triton.launch.commit import rank_n_launch, steps_launch
-from specc.backends.triton.launch.configs import TREE
+from specc.backends.triton.launch.configs import PENDING, TREE
 from specc.backends.triton.launch.conv import conv_launch, window_launch
 from specc.backends.triton.launch.core import Launch
 from specc.backends.triton.launch.delta import tree_launches, walk_launch
@@ -28,7 +28,7 @@ def launches(group: str, keys: int) -> Iterator[tuple[str, Launch]]:
     mask, parent_row = torch.empty(2, nodes, nodes, dtype=torch.bool), torch.empty(2, nodes, dtype=torch.int64)
     if name in ("tree", "pending"):
         pending = Pending(rows.k, u, rows.g, path, count, 1) if name == "pending" else None
-        for _, config in TREE[(keys, keys, nodes)]:
+        for _, config in (PENDING if pending else TREE)[(keys, keys, nodes)]:
             for launch in tree_launches(rows, mask, o, u, pending, config):
                 yield f"{launch.kernel.__name__} {config}", launch
     elif name == "walk":
