@@ -62,7 +62,7 @@ def decay_ratios(seen, g, T: tl.constexpr):
     """e^{G_i - G_j} [T,T] over ancestors and self, 0 elsewhere.
 
     The difference is the sum of g over the nodes of i's path that are not on j's: nothing cancels, so that the ratio
-    keeps its digits for long decays. Siblings are masked before exp: their differences may be positive.
+    keeps its digits for long decays, and for siblings it is never positive, so that nothing overflows.
     """
     others = tl.trans(tl.where(seen, 0.0, 1.0)).to(tl.bfloat16)
     between = dot_pieces(tl.where(seen, g[None, :], 0.0), others, tl.zeros([T, T], tl.float32), 3)

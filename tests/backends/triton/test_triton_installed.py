@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from specc.backends import triton as package
+from tests.backends.triton.conftest import not_here
 
 
 def test_the_package_imports_without_triton() -> None:
@@ -14,8 +13,8 @@ def test_the_package_imports_without_triton() -> None:
 
 
 def test_triton_is_here_for_the_kernel_tests() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed: the kernels' tests (test_kernels_*.py) are not collected")
+    if reason := not_here():
+        pytest.skip(f"{reason}: the kernels' tests (test_kernels_*.py) are not collected")
     from specc.backends.triton.launch.core import interpreted
 
     assert interpreted()
