@@ -206,8 +206,8 @@ def _index(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 _POINTWISE = (
     "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar neg.default "
-    "silu.default gelu.default relu.default softplus.default sigmoid.default tanh.default exp.default log.default sqrt.default "
-    "rsqrt.default sin.default cos.default abs.default reciprocal.default pow.Tensor_Scalar floor.default "
+    "silu.default gelu.default relu.default softplus.default sigmoid.default tanh.default exp.default log.default "
+    "sqrt.default rsqrt.default sin.default cos.default abs.default reciprocal.default pow.Tensor_Scalar floor.default "
     "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor "
     "ge.Scalar where.self where.ScalarSelf where.ScalarOther where.Scalar logical_and.default logical_or.default "
     "logical_not.default bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default maximum.default minimum.default "
