@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from specc.output import write_text
 
 CARD = """\
 # {title}
@@ -63,11 +64,8 @@ Small, English and Python only, trained on little text many times over; arithmet
 
 
 def write_card(folder: Path, result: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write README.md; under a temporary name first."""
-    path = folder / "README.md"
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(card_text(result, facts), encoding="utf-8")
-    os.replace(temporary, path)
+    """Write README.md, whole or not at all."""
+    write_text(folder / "README.md", card_text(result, facts))
 
 
 def card_text(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
+from specc.output import write_json, write_text
 from specc.train.bpe import END
 from specc.train.gated_delta import GatedDeltaConfig, GatedDeltaModel
 
@@ -53,11 +54,11 @@ def export(model: GatedDeltaModel, tokenizer: Path, folder: Path) -> dict[str, s
         save_file(shard, temporary, metadata={"format": "pt"})
         os.replace(temporary, folder / name)
         weight_map |= dict.fromkeys(shard, name)
-    _write(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": weight_map}))
-    _write(folder / "tokenizer.json", tokenizer.read_text("utf-8"))
-    _write(folder / "tokenizer_config.json", _json(_tokenizer_config()))
-    _write(folder / "chat_template.jinja", CHAT_TEMPLATE)
-    _write(folder / "config.json", _json(model.config.to_json()))
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    write_text(folder / "tokenizer.json", tokenizer.read_text("utf-8"))
+    write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    write_text(folder / "chat_template.jinja", CHAT_TEMPLATE)
+    write_json(folder / "config.json", model.config.to_json())
     names = [*sorted(set(weight_map.values())), "tokenizer.json", "config.json"]
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
@@ -84,16 +85,6 @@ def _shards(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         shards[-1][name] = tensor
         size += tensor.nbytes
     return shards
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def load_model(folder: Path) -> GatedDeltaModel:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
-from specc.output import cannot_write
+from specc.output import cannot_write, write_text
 from specc.train.dataset import Dataset
 from specc.train.evaluate import Score, neural_bits, scores
 from specc.train.export import rounded
@@ -198,6 +198,4 @@ class Trainer:
         over = self.config.progress(self.state.step, self.state.seconds) >= 1.0
         last = self.state.step - over  # the evaluation of a finished run is done again
         kept = [r for r in records if r["step"] <= (last if "held_out" in r else self.state.step)]
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        os.replace(temporary, path)
+        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ import torch
 
 from specc import __version__
 from specc.diagnostics import DiagnosticError, error
-from specc.output import make_folder
+from specc.output import make_folder, write_text
 from specc.train.card import write_card
 from specc.train.dataset import Dataset, domain_stream, load_dataset, prepare
 from specc.train.evaluate import scores
@@ -60,7 +59,7 @@ def prepare_data(job: Job, say: Say) -> tuple[Dataset, dict[str, Any]]:
     path = folder / BASELINE
     if not path.is_file():
         say("counting the n-gram baseline")
-        _write_json(path, baseline(data))
+        write_text(path, _json(baseline(data)))
     return data, json.loads(path.read_text("utf-8"))
 
 
@@ -107,8 +106,8 @@ def train_target(job: Job, say: Say) -> dict[str, Any]:
     }
     folder = job.out / "model"
     result["sha256"] = export(trainer.model, data.folder / "tokenizer.json", folder)
-    _write_json(folder / RESULT, result)
-    (folder / LOG).write_text((job.out / LOG).read_text("utf-8"), encoding="utf-8")
+    write_text(folder / RESULT, _json(result))
+    write_text(folder / LOG, (job.out / LOG).read_text("utf-8"))
     write_card(folder, result, data.facts)
     return result
 
@@ -137,10 +136,8 @@ def _line(record: dict[str, Any]) -> str:
     )
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1, default=_plain) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=1, default=_plain) + "\n"
 
 
 def _plain(value: object) -> object:
