@@ -335,3 +335,19 @@ def check_accepted(draft: Any, verified: Any, accepted: Any, spec: Spec, rows: S
     for row in rows:
         argmax = verified.logits[row].argmax(-1).tolist()
         assert got[row] == greedy_accept(trees[row], argmax, spec.depth, spec.accept.stop_tokens)
+
+
+def drafts_by_turns(made: Bench) -> Batch:
+    """Two rows, one of them without drafts, by turns: each does what it does alone (I13), and the text is plain."""
+    prompts = PROMPTS[:2]
+    both = Batch.start(made, prompts)
+    alone = [Batch.start(made, prompts[row : row + 1]) for row in range(2)]
+    for number in range(6):
+        trees = [both.branch(row) if (row + number) % 2 else both.no_drafts(row) for row in range(2)]
+        together = both.step(trees)
+        for row in range(2):
+            single = alone[row].step(trees[row : row + 1])
+            assert [one[0].tolist() for one in single] == [one[row].tolist() for one in together]
+    assert both.texts == [one.texts[0] for one in alone]
+    both.check_plain(prompts)
+    return both

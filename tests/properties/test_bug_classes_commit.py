@@ -23,6 +23,7 @@ from tests.properties.bug_class_bench import (
     bench,
     check_accepted,
     check_caches,
+    drafts_by_turns,
     swap,
     unchanged,
 )
@@ -113,18 +114,7 @@ def test_step_without_drafts_after_an_accepted_one(plain: bool, update: str, edi
 @UPDATES
 def test_rows_with_and_without_drafts(update: str, edit: Edit) -> None:
     """vllm#55504: B = 2, one row without drafts, by turns; each does what it does alone, bit for bit (I13)."""
-    made, prompts = bench("tree", update, edit), PROMPTS[:2]
-    both = Batch.start(made, prompts)
-    alone = [Batch.start(made, prompts[row : row + 1]) for row in range(2)]
-    for number in range(6):
-        trees = [both.branch(row) if (row + number) % 2 else both.no_drafts(row) for row in range(2)]
-        together = both.step(trees)
-        for row in range(2):
-            single = alone[row].step(trees[row : row + 1])
-            assert [one[0].tolist() for one in single] == [one[row].tolist() for one in together]
-    assert both.texts == [one.texts[0] for one in alone]
-    both.check_plain(prompts)
-    check_caches(both)
+    check_caches(drafts_by_turns(bench("tree", update, edit)))
 
 
 @UPDATES

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 
-from tests.properties.bug_class_bench import PROMPTS, Batch, Check, Edit, append, swap, unchanged
+from tests.properties.bug_class_bench import PROMPTS, Batch, Check, Edit, append, drafts_by_turns, swap, unchanged
 from tests.properties.recurrent_batches import COMMITS, PENDING, bench, check_row, check_states, pending
 
 ALL = pytest.mark.parametrize(
@@ -83,18 +83,7 @@ def test_step_without_drafts_after_an_accepted_one(plain: bool, target: str, com
 @ALL
 def test_rows_with_and_without_drafts(target: str, commit: str, edit: Edit) -> None:
     """vllm#55504: B = 2, one row without drafts, by turns; each does what it does alone (I13)."""
-    made, prompts = bench(target, commit, edit), PROMPTS[:2]
-    both = Batch.start(made, prompts)
-    alone = [Batch.start(made, prompts[row : row + 1]) for row in range(2)]
-    for number in range(6):
-        trees = [both.branch(row) if (row + number) % 2 else both.no_drafts(row) for row in range(2)]
-        together = both.step(trees)
-        for row in range(2):
-            single = alone[row].step(trees[row : row + 1])
-            assert [one[0].tolist() for one in single] == [one[row].tolist() for one in together]
-    assert both.texts == [one.texts[0] for one in alone]
-    both.check_plain(prompts)
-    check_states(both)
+    check_states(drafts_by_turns(bench(target, commit, edit)))
 
 
 @ALL
