@@ -137,8 +137,8 @@ class Mixer:
         rule = b.call(ops.delta_rule, self._before("state"), q, k, v, g, beta, name="delta_rule")
         o, u, state = b.item(rule, 0, "o"), b.item(rule, 1, "u"), b.item(rule, 2, "state_after")
         self._after("state", state)
-        self._record({"conv_candidate": mixed, "k_input": k, "v_input": v, "g_input": g, "beta_input": beta}, state)
-        self._record({"k_factor": k, "u_factor": u, "g_factor": g}, state)
+        inputs = {"conv_candidate": mixed, "k_input": k, "v_input": v, "g_input": g, "beta_input": beta}
+        self._record(inputs | {"k_factor": k, "u_factor": u, "g_factor": g}, state)
         return o
 
     def _convolved(self, mixed: Node, live: Node | None) -> Node:
@@ -158,5 +158,5 @@ class Mixer:
             if prefix + name in self.b.inside:
                 self._keep(name, put_row(self.b, self._own(name), row, token, f"{name}_nodes"))
         name = "state_candidate"
-        if prefix + name in self.b.inside and prefix + name not in self.written:
+        if prefix + name in self.b.inside:
             self._keep(name, put_one(self.b, self._own(name), state, token, f"{name}_nodes"))
