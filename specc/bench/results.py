@@ -62,12 +62,13 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def keep(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Write `name`.json into `folder`; returns its path."""
+def keep(name: str, result: Mapping[str, Any], folder: Path = RESULTS, quiet: bool = False) -> Path:
+    """Write `name`.json into `folder`; returns its path. Says so on stderr unless `quiet`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     write_text(path, json.dumps(result, indent=2, sort_keys=True) + "\n")
-    print(f"wrote {path}", file=sys.stderr)
+    if not quiet:
+        print(f"wrote {path}", file=sys.stderr)
     return path
 
 

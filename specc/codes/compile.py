@@ -33,7 +33,7 @@ COMPILE_CODES: tuple[Code, ...] = (
         "SPC290",
         "a part of the compiler that is not built yet",
         "The command is known, but this version does not have the part that it needs.",
-        "specc bench kernels",
+        "specc bench nothing",
     ),
     Code(
         "SPC291",
@@ -41,6 +41,13 @@ COMPILE_CODES: tuple[Code, ...] = (
         "The benchmark measures a part that the spec's target does not have: state traffic, for example, exists where "
         "layers are recurrent.",
         "specc bench traffic specs/smollm2-plain.yaml",
+    ),
+    Code(
+        "SPC292",
+        "a benchmark that needs a GPU where there is none",
+        "Kernels, whole steps, tuning and the soak run are measured on a CUDA device: times under the interpreter "
+        "would say nothing. The torch that is installed has to see the device too.",
+        'CUDA_VISIBLE_DEVICES="" specc bench kernels',
     ),
     Code(
         "SPC250",
