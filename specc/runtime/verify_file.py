@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specc.backends.reference.module import verify_text
+from specc.backends.printing.module import verify_text
 from specc.diagnostics import Diagnostic, DiagnosticError, error
 
 MAX_BYTES = 64 << 20

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specc.backends.reference.declarations import tables, weights_class
+from specc.backends.printing.declarations import tables, weights_class
 from specc.lower.declare import declare_weights
 from specc.models.geometry import Geometry
 from specc.models.weights import weight_table

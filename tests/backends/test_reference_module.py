@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specc.backends.base import BACKENDS, Capabilities, ModuleInfo, refusals
+from specc.backends.printing.literals import comment_text, literal
+from specc.backends.printing.module import verify_module, verify_text
+from specc.backends.printing.names import Names
 from specc.backends.reference.backend import REFERENCE, ReferenceBackend
-from specc.backends.reference.literals import comment_text, literal
-from specc.backends.reference.module import verify_module, verify_text
-from specc.backends.reference.names import Names
 from tests.backends.reference_support import generate, load_text, planned, program_of, spec_text
 
 ROOT = Path(__file__).parents[2]

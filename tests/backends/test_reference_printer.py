@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from specc.backends.reference.expression import Expr
-from specc.backends.reference.names import Names
-from specc.backends.reference.printer import GraphPrinter
+from specc.backends.printing.expression import Expr
+from specc.backends.printing.names import Names
+from specc.backends.printing.printer import GraphPrinter
+from specc.backends.reference.backend import DIALECT
 from specc.ir import ops
 from specc.ir.build import BodyBuilder, GraphBuilder, fake
 
@@ -22,7 +23,7 @@ def run_printed(module: GraphModule, *arguments: Any) -> tuple[Any, ...]:
     names = Names({"torch", "F", "Tensor"})
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     bound = {node: Expr(names.fresh(node.name)) for node in places}
-    printer = GraphPrinter(lambda target: f"torch.ops.specc.{target._schema.name.split('::')[1]}", names)
+    printer = GraphPrinter(DIALECT, lambda target: f"torch.ops.specc.{target._schema.name.split('::')[1]}", names)
     values = printer.print(module, bound)
     source = "\n".join(
         [

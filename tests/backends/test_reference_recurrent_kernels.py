@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specc.backends.reference.helpers import HelperSources
+from specc.backends.printing.helpers import HelperSources
+from specc.backends.printing.layout import format_source
+from specc.backends.printing.module import _imports
 from specc.backends.reference.kernels import KERNELS, POINTWISE, variants
 from specc.backends.reference.kernels.variants import VERIFY, variant
-from specc.backends.reference.layout import format_source
-from specc.backends.reference.module import _imports
 from specc.ir import ops
 from specc.ir.op import REGISTRY
 from tests.unit.delta_cases import BY_STEPS, SCHEDULES, Case, Pending, cases, pending_cases, random_rows, tree_of

@@ -7,21 +7,13 @@ code and no argument of another schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from specc.backends.printing.dialect import Variant
 from specc.backends.reference.kernels import delta_pending, delta_verify
 
 ROWS = ("q", "k", "v", "g", "beta")
 PENDING = ("pending_k", "pending_u", "pending_g", "path", "count", "window", "form")
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A function, and the op's operands that it takes, in order."""
-
-    function: Callable[..., Any]
-    operands: tuple[str, ...]
 
 
 VERIFY: Mapping[str, Mapping[str, Callable[..., Any]]] = {

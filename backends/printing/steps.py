@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from specc.backends.reference.expression import Expr
-from specc.backends.reference.literals import comment_text
-from specc.backends.reference.liveness import output_node
-from specc.backends.reference.names import Names
-from specc.backends.reference.printer import INDENT, GraphPrinter, HelperName
+from specc.backends.printing.dialect import Dialect
+from specc.backends.printing.expression import Expr
+from specc.backends.printing.literals import comment_text
+from specc.backends.printing.liveness import output_node
+from specc.backends.printing.names import Names
+from specc.backends.printing.printer import INDENT, GraphPrinter, HelperName
 from specc.ir.port import Port
 
 WRAP = 88
@@ -121,6 +122,7 @@ def bindings(module: GraphModule, step: str, sources: Mapping[str, str]) -> dict
 
 
 def print_step(
+    dialect: Dialect,
     step: str,
     module: GraphModule,
     call: Signature,
@@ -130,7 +132,7 @@ def print_step(
 ) -> str:
     """The function `run_<step>`."""
     parameters = [part.split(":")[0].strip() for part in call.parameters.split(",")]
-    printer = GraphPrinter(helper, Names({*reserved, *parameters}))
+    printer = GraphPrinter(dialect, helper, Names({*reserved, *parameters}))
     values = printer.print(module, bindings(module, step, call.sources))
     ports: tuple[Port, ...] = output_node(module).meta["ports"]
     slots = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "slot"]

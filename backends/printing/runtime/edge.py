@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specc.backends.reference.runtime.abi import MAX_BATCH_SIZE, SLOTS, State
+from specc.backends.printing.runtime.abi import MAX_BATCH_SIZE, SLOTS, State
 
 
 def check_tensor(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from specc.backends.reference.kernels.variants import variant
+from specc.backends.printing.dialect import Dialect
 from specc.ir.loop import loop
 from specc.ir.op import info
 from specc.ir.scope import named_arguments
@@ -70,8 +70,8 @@ class Liveness:
             self.uses[node] = self.uses.get(node, 0) + 1
 
 
-def analyse(module: GraphModule, outputs: Iterable[int] | None = None) -> Liveness:
-    """Liveness of `module` for the given output positions (None: all)."""
+def analyse(module: GraphModule, dialect: Dialect, outputs: Iterable[int] | None = None) -> Liveness:
+    """Liveness of `module` for the given output positions (None: all); operands count as `dialect` prints them."""
     values = output_node(module).args[0]
     assert isinstance(values, (tuple, list))
     wanted = frozenset(range(len(values)) if outputs is None else outputs)
@@ -84,25 +84,25 @@ def analyse(module: GraphModule, outputs: Iterable[int] | None = None) -> Livene
             continue
         live.nodes.add(node)
         if node.target is loop:
-            _analyse_loop(module, node, live)
+            _analyse_loop(module, node, live, dialect)
         else:
             operands: list[Node] = []
-            torch.fx.node.map_arg(read_arguments(node), operands.append)
+            torch.fx.node.map_arg(read_arguments(node, dialect), operands.append)
             live.count(operands)
     return live
 
 
-def read_arguments(node: Node) -> Any:
+def read_arguments(node: Node, dialect: Dialect) -> Any:
     """The arguments that the printed call has: an op of several schedules is called with those of its own."""
     declared = info(node.target)
-    chosen = None if declared is None else variant(declared.name, named_arguments(node))
+    chosen = None if declared is None else dialect.variant(declared.name, named_arguments(node))
     if chosen is None:
         return node.args, node.kwargs
     given = named_arguments(node)
     return [given[name] for name in chosen.operands]
 
 
-def _analyse_loop(module: GraphModule, node: Node, live: Liveness) -> None:
+def _analyse_loop(module: GraphModule, node: Node, live: Liveness, dialect: Dialect) -> None:
     body = loop_body(module, node)
     _, _, trip, carried, sliced, invariant = node.args
     assert isinstance(carried, (list, tuple))
@@ -116,13 +116,13 @@ def _analyse_loop(module: GraphModule, node: Node, live: Liveness) -> None:
     else:
         wanted = {position for position, items in users.items() if any(item in live.nodes for item in items)}
     placeholders = [item for item in body.graph.nodes if item.op == "placeholder"]
-    inner = analyse(body, wanted)
+    inner = analyse(body, dialect, wanted)
     while True:
         more = {position for position in range(len(carried)) if placeholders[1 + position] in inner.nodes} - wanted
         if not more:
             break
         wanted |= more
-        inner = analyse(body, wanted)
+        inner = analyse(body, dialect, wanted)
     live.results[node], live.bodies[node] = frozenset(wanted), inner
     for position, operand in enumerate(carried):
         if position in wanted:

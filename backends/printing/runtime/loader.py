@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specc.backends.reference.runtime.abi import (
+from specc.backends.printing.runtime.abi import (
     VOCAB_SIZE,
     WEIGHTS,
     WeightLayout,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specc.backends.reference.runtime.abi import SLOTS, State, flush
-from specc.backends.reference.runtime.edge import check_state, row_index
+from specc.backends.printing.runtime.abi import SLOTS, State, flush
+from specc.backends.printing.runtime.edge import check_state, row_index
 
 # Slots of this many dimensions are caches: they own their memory and change in place.
 CACHE_DIMENSIONS = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.backends.reference.literals import literal
-from specc.backends.reference.printer import INDENT
+from specc.backends.printing.literals import literal
+from specc.backends.printing.printer import INDENT
 from specc.ir.dims import BATCH, CHUNK
 from specc.program import DecodeProgram, input_ports
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from specc.backends.reference.runtime.abi import (
+from specc.backends.printing.runtime.abi import (
     MAX_SEQUENCE_LENGTH,
     SEED,
     VOCAB_SIZE,
@@ -26,8 +26,8 @@ from specc.backends.reference.runtime.abi import (
     run_prefill,
     run_verify,
 )
-from specc.backends.reference.runtime.edge import check_batch
-from specc.backends.reference.runtime.loader import load_weights
+from specc.backends.printing.runtime.edge import check_batch
+from specc.backends.printing.runtime.loader import load_weights
 
 # A prompt is prefilled in chunks of this many tokens, which bounds the attention mask.
 PREFILL_CHUNK = 512

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from specc.backends.reference import expression as e
-from specc.backends.reference.expression import Expr
-from specc.backends.reference.literals import literal
+from specc.backends.printing import expression as e
+from specc.backends.printing.expression import Expr
+from specc.backends.printing.literals import literal
 
 # An argument as printed: an expression, or (for lists) the expressions of its items; and the raw FX argument.
 Argument = Any

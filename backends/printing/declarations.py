@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specc.backends.reference.literals import comment_text, literal
-from specc.backends.reference.printer import INDENT
+from specc.backends.printing.literals import comment_text, literal
+from specc.backends.printing.printer import INDENT
 from specc.ir.dims import BATCH, type_text
 from specc.program import DecodeProgram, Slot, Weight
 

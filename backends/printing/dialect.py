@@ -1,0 +1,49 @@
+"""What tells one backend's modules from another's: which functions stand for the ops, and the host code.
+
+The printing itself follows the step graphs and is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A function for one use of an op, and the op's operands that it takes, in order.
+
+    A function takes only the operands that its schedule needs, so that a module carries no code and no argument of
+    another schedule.
+    """
+
+    function: Function
+    operands: tuple[str, ...]
+
+
+def no_variant(_op: str, _arguments: Mapping[str, Any]) -> Variant | None:
+    """For a backend whose ops have one function each."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One backend's functions.
+
+    `kernels`: op name -> function with the op's signature (an op that is not listed is printed with its reference
+    implementation from `specc.ir.ops`). `pointwise`: aten overloads with one operand -> function. `variant`: the
+    function for an op with these (raw) arguments, where it depends on them. `reserved`: names that no local variable
+    may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
+    the caller says otherwise.
+    """
+
+    name: str
+    kernels: Mapping[str, Function] = field(default_factory=dict)
+    pointwise: Mapping[object, Function] = field(default_factory=dict)
+    variant: Callable[[str, Mapping[str, Any]], Variant | None] = no_variant
+    reserved: frozenset[str] = frozenset()
+    decoder: type | None = None
+    device: str = "cpu"
