@@ -38,6 +38,7 @@ ROWS = (random(B, R, HKV, D), random(B, R, HKV, D, seed=1), random(B, R, HQ, 3),
 ROWS = (*ROWS, torch.sigmoid(random(B, R, HQ, seed=2)))
 FACTORS = (ROWS[1], random(B, R, HQ, 3, seed=5), ROWS[3])
 PATH = torch.tensor([[0, 2, 3], [1, 0, 0]])
+STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
 
@@ -58,6 +59,10 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         for path, form, schedule in ((None, "steps", "replay"), (PATH, "rank_n", "tree"))
     ],
     "delta_rule_verify_pending_": [(STATE.clone(), *FACTORS, PATH, ints(3, 0), 1, "steps", *ROWS, *TREE, "serial")],
+    "fused_linear": [
+        (INPUTS, random(6, D), random(6), None, 0.0, "none", random(B, R, 6, seed=3)),
+        (INPUTS, random(6, D), None, random(D), 1e-6, "silu_mul", None),
+    ],
     "moe": [(INPUTS, random(5, D), random(5 * 6, D), random(5 * D, 3), 2, norm) for norm in (True, False)],
     "root_table": [(random(2, B, 3), 4, -1), (LENGTH.unsqueeze(0), 2, 0)],
     "rope_tables": [
@@ -76,6 +81,12 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (KC, KN, torch.tensor([[0, 2, 3], [0, 0, 0]]), ints(1, 2), ints(3, 0), fast) for fast in (True, False)
     ],
     "commit_path_": [(KC.clone(), torch.tensor([[0, 2, 3], [0, 0, 0]]), ints(1, 2), ints(3, 0), True)],
+    "commit_path_layers_": [([torch.stack((KC, VC))], torch.tensor([[0, 2, 3], [0, 0, 0]]), *STARTS, True)],
+    "append_path_layers_": [([torch.stack((KC, VC))], [torch.stack((KN, VN))], path, *STARTS) for path in (None, PATH)],
+    "conv_commit_layers_": [([WINDOW[None].clone()], [INPUTS[None]], PATH, ints(3, 0))],
+    "delta_rule_commit_layers_": [
+        (STATE[None].clone(), *(x[None] for x in FACTORS), PATH, ints(3, 0), form) for form in ("steps", "rank_n")
+    ],
     "batch_index": [(KC,)],
     "iota": [(KC, 5), (KC, -2)],
     "full_rows": [(KC, [2, -1, -2, 3], -1, torch.int64), (KC, [-1], 0.5, F64)],
@@ -137,7 +148,11 @@ def test_row_wise_ops_work_row_by_row(info: OpInfo, call: tuple[Any, ...]) -> No
     size = next(value for name, value in zip(names, call, strict=True) if name in info.rows).shape[1]
     for row in range(size):
         part = [
-            value.narrow(1, row, 1) if name in info.rows else value + row if name == "offset" else value
+            value.narrow(1, row, 1)
+            if name in info.rows and value is not None
+            else value + row
+            if name == "offset"
+            else value
             for name, value in zip(names, call, strict=True)
         ]
         made = info.overload(*part)

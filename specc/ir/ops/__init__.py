@@ -16,11 +16,19 @@ from specc.ir.ops.delta_buffer import (
 )
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
+from specc.ir.ops.linear import fused_linear
+from specc.ir.ops.layers import (
+    append_path_layers_,
+    commit_path_layers_,
+    conv_commit_layers_,
+    delta_rule_commit_layers_,
+)
 from specc.ir.ops.moe import moe
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
 
 __all__ = [
     "ancestor_mask",
+    "append_path_layers_",
     "append_rows",
     "append_rows_",
     "batch_index",
@@ -28,7 +36,9 @@ __all__ = [
     "causal_attention_cached",
     "commit_path",
     "commit_path_",
+    "commit_path_layers_",
     "conv_commit",
+    "conv_commit_layers_",
     "counter_uniform",
     "counter_uniform_rows",
     "delta_rule",
@@ -37,11 +47,13 @@ __all__ = [
     "delta_rule_chunk_",
     "delta_rule_commit",
     "delta_rule_commit_",
+    "delta_rule_commit_layers_",
     "delta_rule_verify",
     "delta_rule_verify_pending",
     "delta_rule_verify_pending_",
     "delta_rule_verify_states",
     "full_rows",
+    "fused_linear",
     "int_table",
     "iota",
     "moe",

@@ -1,0 +1,84 @@
+"""Row ops of all layers at once: what a loop over layers that only moves rows becomes (`specc.passes.batch_layers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specc.ir.op import op
+from specc.ir.ops.buffer import append_rows_, commit_path_
+from specc.ir.ops.conv import conv_commit
+from specc.ir.ops.delta_buffer import delta_rule_commit_
+
+_BUFFER = ("buffer",)
+
+
+@op(
+    "commit_path_layers_(Tensor(a!)[] caches, Tensor path, Tensor start, Tensor count, bool fast_reorder) -> ()",
+    fake=lambda caches, path, start, count, fast_reorder: None,
+    levels=_BUFFER,
+)
+def commit_path_layers_(
+    caches: Sequence[torch.Tensor], path: torch.Tensor, start: torch.Tensor, count: torch.Tensor, fast_reorder: bool
+) -> None:
+    """`commit_path_` for every layer of each of `caches` [L,B,C,…]."""
+    for cache in caches:
+        for layer in cache.unbind(0):
+            commit_path_(layer, path, start, count, fast_reorder)
+
+
+@op(
+    "append_path_layers_(Tensor(a!)[] caches, Tensor[] rows, Tensor? path, Tensor start, Tensor? count=None) -> ()",
+    fake=lambda caches, rows, path, start, count=None: None,
+    levels=_BUFFER,
+)
+def append_path_layers_(
+    caches: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
+    path: torch.Tensor | None,
+    start: torch.Tensor,
+    count: torch.Tensor | None = None,
+) -> None:
+    """cache[l, b, start[b] + j] = rows[l, b, path[b, j]] for j < count[b], for each cache [L,B,C,…] and its rows.
+
+    rows [L,B,M,…]; path int64 [B,P] (None: j itself); start, count int64 [B] (None: all).
+    """
+    for cache, source in zip(caches, rows, strict=True):
+        for layer, part in zip(cache.unbind(0), source.unbind(0), strict=True):
+            batch = torch.arange(part.shape[0], device=part.device).unsqueeze(1)
+            append_rows_(layer, part if path is None else part[batch, path], start, count)
+
+
+@op(
+    "conv_commit_layers_(Tensor(a!)[] windows, Tensor[] rows, Tensor path, Tensor count) -> ()",
+    fake=lambda windows, rows, path, count: None,
+    levels=_BUFFER,
+)
+def conv_commit_layers_(
+    windows: Sequence[torch.Tensor], rows: Sequence[torch.Tensor], path: torch.Tensor, count: torch.Tensor
+) -> None:
+    """`conv_commit` in place for every layer of each of `windows` [L,B,W-1,C] and its rows [L,B,N,C]."""
+    for window, source in zip(windows, rows, strict=True):
+        for layer, part in zip(window.unbind(0), source.unbind(0), strict=True):
+            layer.copy_(conv_commit(layer, part, path, count))
+
+
+@op(
+    "delta_rule_commit_layers_(Tensor(a!) state, Tensor k, Tensor u, Tensor g, Tensor path, Tensor count, str form) "
+    "-> ()",
+    fake=lambda state, *_: None,
+    levels=_BUFFER,
+)
+def delta_rule_commit_layers_(
+    state: torch.Tensor,
+    k: torch.Tensor,
+    u: torch.Tensor,
+    g: torch.Tensor,
+    path: torch.Tensor,
+    count: torch.Tensor,
+    form: str,
+) -> None:
+    """`delta_rule_commit_` for every layer of state [L,B,HV,V,K] and factors [L,B,N,…]."""
+    for layer, *factors in zip(state.unbind(0), k.unbind(0), u.unbind(0), g.unbind(0), strict=True):
+        delta_rule_commit_(layer, *factors, path, count, form)
