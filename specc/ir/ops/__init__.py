@@ -16,13 +16,13 @@ from specc.ir.ops.delta_buffer import (
 )
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
-from specc.ir.ops.linear import fused_linear
 from specc.ir.ops.layers import (
     append_path_layers_,
     commit_path_layers_,
     conv_commit_layers_,
     delta_rule_commit_layers_,
 )
+from specc.ir.ops.linear import fused_linear
 from specc.ir.ops.moe import moe
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
 
