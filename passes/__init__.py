@@ -39,6 +39,10 @@ AVAILABLE: Mapping[str, type[Pass]] = {
 }
 
 
+DEVICE_PASSES: Mapping[str, tuple[Pass, ...]] = {}
+"""What a target adds to any pipeline that ends in buffers: it prepares for that backend and changes no meaning."""
+
+
 def default_pipeline(spec: Spec) -> Pipeline:
     """What `passes: default` means for a spec."""
     window = spec.commit.window or 0
@@ -61,12 +65,15 @@ def default_pipeline(spec: Spec) -> Pipeline:
     )
 
 
-def pipeline_of(spec: Spec, spans: Mapping[str, Span] | None = None) -> Pipeline:
+def pipeline_of(spec: Spec, spans: Mapping[str, Span] | None = None, target: str = "reference") -> Pipeline:
     """The pipeline that a spec asks for. Raises DiagnosticError: SPC250 order, SPC251 unknown pass, SPC252 options."""
     if spec.passes == "default":
-        return default_pipeline(spec)
+        return Pipeline((*default_pipeline(spec).passes, *DEVICE_PASSES.get(target, ())))
     place = (spans or {}).get("passes")
     chosen = tuple(from_options(entry.name, entry.options, AVAILABLE, place) for entry in spec.passes)
+    names = {item.name for item in chosen}
+    if PlanBuffers.name in names:
+        chosen += tuple(item for item in DEVICE_PASSES.get(target, ()) if item.name not in names)
     pipeline = Pipeline(chosen)
     pipeline.check_order()
     return pipeline

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from specc.backends.base import BACKENDS, ModuleInfo
+from specc.backends.base import BACKENDS, Backend, ModuleInfo
 from specc.backends.reference import backend as _reference  # registers the target
-from specc.diagnostics import DiagnosticError, Span
+from specc.diagnostics import DiagnosticError, Span, error
 from specc.lower.assemble import lower
 from specc.manager import PassContext, Pipeline, PipelineResult
 from specc.pass_options import to_options
@@ -19,6 +21,8 @@ from specc.spec import LoadedSpec, fingerprint, to_mapping, unsupported
 
 __all__ = ["Compilation", "compile_spec", "lower_spec", "run_passes", "spans_of"]
 _TARGETS = (_reference.REFERENCE,)
+LAZY: dict[str, tuple[str, str]] = {"triton": ("specc.backends.triton.backend", "triton")}
+"""Targets whose backend is imported when it is first asked for: the module, and the package that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def run_passes(
 ) -> PipelineResult:
     """The spec's pipeline on `program`, up to and including the pass `until`."""
     spans = spans_of(loaded)
-    return pipeline_of(loaded.spec, spans).run(program, PassContext(verify, dump, target, spans), until=until)
+    return pipeline_of(loaded.spec, spans, target).run(program, PassContext(verify, dump, target, spans), until=until)
 
 
 def _pipeline_fingerprint(pipeline: Pipeline) -> str:
@@ -73,10 +77,10 @@ def _pipeline_fingerprint(pipeline: Pipeline) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def module_info(loaded: LoadedSpec) -> ModuleInfo:
+def module_info(loaded: LoadedSpec, target: str = "reference") -> ModuleInfo:
     """What the header of the generated module says of the spec."""
     lines = {key: span.line for key, span in spans_of(loaded).items()}
-    pipeline = _pipeline_fingerprint(pipeline_of(loaded.spec))
+    pipeline = _pipeline_fingerprint(pipeline_of(loaded.spec, target=target))
     return ModuleInfo(to_mapping(loaded.spec), fingerprint(loaded.spec), pipeline, lines)
 
 
@@ -92,6 +96,17 @@ def compile_spec(
     return Compilation(loaded, naive, result, generate(loaded, result.program, target))
 
 
+def backend_of(target: str) -> Backend:
+    """The backend of a target. Raises DiagnosticError (SPC205) where a package that it needs is not installed."""
+    if target in LAZY and target not in BACKENDS:
+        module, package = LAZY[target]
+        if importlib.util.find_spec(package) is None:
+            remedy = f"pip install {package}, or `pip install 'specc[{target}]'`; it needs no GPU to compile"
+            raise DiagnosticError([error("SPC205", f"target `{target}` needs the package `{package}`", help=remedy)])
+        importlib.import_module(module)
+    return BACKENDS[target]
+
+
 def generate(loaded: LoadedSpec, program: DecodeProgram, target: str = "reference") -> str:
     """The module's source for a program at any stage of the pipeline."""
-    return BACKENDS[target].generate(program, module_info(loaded))
+    return backend_of(target).generate(program, module_info(loaded, target))

@@ -104,10 +104,10 @@ def tables(program: DecodeProgram) -> str:
     return "\n".join([*lines, ")"])
 
 
-def init_state(program: DecodeProgram) -> str:
+def init_state(program: DecodeProgram, device: str) -> str:
     """The function `init_state`."""
     lines = [
-        'def init_state(batch: int, device: torch.device | str = "cpu") -> State:',
+        f"def init_state(batch: int, device: torch.device | str = {literal(device)}) -> State:",
         f'{INDENT}"""A fresh state: every row is finished until a prefill brings it to life."""',
         f"{INDENT}check_batch(batch)",
         f"{INDENT}return State(",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.fx import GraphModule
+
 Function = Callable[..., Any]
 
 
@@ -37,7 +39,8 @@ class Dialect:
     implementation from `specc.ir.ops`). `pointwise`: aten overloads with one operand -> function. `variant`: the
     function for an op with these (raw) arguments, where it depends on them. `reserved`: names that no local variable
     may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
-    the caller says otherwise.
+    the caller says otherwise. `whole_step`: makes one graph of draft, verify, accept and commit; its slots change in
+    place.
     """
 
     name: str
@@ -47,3 +50,4 @@ class Dialect:
     reserved: frozenset[str] = frozenset()
     decoder: type | None = None
     device: str = "cpu"
+    whole_step: Callable[[Mapping[str, GraphModule]], GraphModule] | None = None

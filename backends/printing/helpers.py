@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "specc"
+KEPT_DECORATORS = ("triton.", "cache", "staticmethod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class HelperSources:
 
 
 def _names(statement: ast.stmt) -> list[ast.Name]:
-    """The names a definition reads, decorators left out (they are not copied)."""
+    """The names a definition reads; decorators that are not copied left out."""
     found: list[ast.Name] = []
     stack: list[ast.AST] = [statement]
     while stack:
@@ -128,17 +129,25 @@ def _names(statement: ast.stmt) -> list[ast.Name]:
         if isinstance(node, ast.Name):
             found.append(node)
         for field, value in ast.iter_fields(node):
-            if node is statement and field == "decorator_list" and isinstance(statement, ast.FunctionDef):
+            if node is statement and field == "decorator_list" and not _decorated(statement):
                 continue
             stack.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, ast.AST))
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _decorated(statement: ast.stmt) -> bool:
+    """Whether a definition keeps its decorators: a class, a device kernel; what declares an op is left behind."""
+    if isinstance(statement, ast.ClassDef):
+        return True
+    decorators = statement.decorator_list if isinstance(statement, ast.FunctionDef) else []
+    return any(ast.unparse(item).startswith(KEPT_DECORATORS) for item in decorators)
 
 
 def _segment(file: SourceFile, statement: ast.stmt, renames: dict[str, str]) -> str:
     """The statement's own text, with names replaced."""
     edits = [(node.lineno, node.col_offset, node.id) for node in _names(statement) if node.id in renames]
     first = statement.lineno
-    if isinstance(statement, ast.ClassDef) and statement.decorator_list:
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef)) and statement.decorator_list and _decorated(statement):
         first = statement.decorator_list[0].lineno
     lines = list(file.lines)
     for row, column, name in sorted(edits, reverse=True):

@@ -18,7 +18,7 @@ from specc.backends.printing.layout import format_source
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.runtime import edge, loader, rows
-from specc.backends.printing.steps import print_step, signature
+from specc.backends.printing.steps import WHOLE_STEP, print_step, signature
 from specc.ir.dims import type_text
 from specc.ir.op import info
 from specc.program import STEPS, DecodeProgram, input_ports, output_ports
@@ -30,6 +30,7 @@ RECORDS = {
     "draft": ("Draft", "Drafted nodes of every row."),
     "verify": ("Verified", "What the target says about the nodes."),
     "accept": ("Accepted", "What was taken of a draft."),
+    WHOLE_STEP: ("Stepped", "What the host reads of a whole step."),
 }
 LAYOUTS = '''
 class SlotLayout(NamedTuple):
@@ -63,6 +64,7 @@ PROVIDED = (
     "ABI FINGERPRINT SPEC MAX_SEQUENCE_LENGTH MAX_BATCH_SIZE VOCAB_SIZE SEED SLOTS WEIGHTS SlotLayout WeightLayout "
     "Weights State Draft Verified Accepted Decoded init_state Any NamedTuple Tensor torch F weights state annotations "
     + " ".join(f"{step} run_{step}" for step in STEPS)
+    + f" Stepped run_{WHOLE_STEP}"
 ).split()
 
 
@@ -125,7 +127,7 @@ def _steps(dialect: Dialect, program: DecodeProgram, sources: HelperSources, mod
     draft = [name for name, _ in _results(program, "draft")] if "draft" in program.graphs else []
     verified = [name for name, _ in _results(program, "verify")] if "verify" in program.graphs else []
     made = []
-    for step in STEPS:
+    for step in (*STEPS, WHOLE_STEP):
         if _complete(program, step):
             graph = program.graphs[step]
             names = [port.split(":")[1] for port in input_ports(graph) if port.startswith("input:")]
@@ -202,6 +204,8 @@ def _imports(sources: HelperSources, body: str) -> list[str]:
 
 def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> str:
     """The source of the standalone module for `program`, with a backend's own functions."""
+    if dialect.whole_step is not None and all(step in program.graphs for step in STEPS):
+        program = program.with_graphs(**{WHOLE_STEP: dialect.whole_step(program.graphs)})
     reserved = set(PROVIDED)
     sources = HelperSources(reserved, provided=frozenset({"specc.backends.printing.runtime.abi"}))
     steps = _steps(dialect, program, sources, module)
@@ -220,7 +224,7 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
         "# Steps, printed from the program.",
         *steps,
         "# Host side: checks at the edge, weights, rows, the generate loop.",
-        declarations.init_state(program),
+        declarations.init_state(program, dialect.device),
         *_public(program),
         *host,
     ]

@@ -16,6 +16,9 @@ from specc.backends.printing.names import Names
 from specc.backends.printing.printer import INDENT, GraphPrinter, HelperName
 from specc.ir.port import Port
 
+WHOLE_STEP = "step"
+"""The graph of a whole step, for backends that make one (`Dialect.whole_step`)."""
+
 WRAP = 88
 
 
@@ -40,6 +43,7 @@ TITLES: Mapping[str, str] = {
     "accept": "Take a root path of the draft, and the bonus token after it.",
     "commit": "Make the accepted nodes part of the committed state.",
     "flush": "Apply whatever a deferred commit has left pending.",
+    WHOLE_STEP: "Draft, verify, accept and commit; the state changes in place.",
 }
 
 
@@ -68,6 +72,8 @@ def signature(step: str, inputs: Iterable[str], draft: Iterable[str], verified: 
         return Signature("state: State, verified: Verified, accepted: Accepted", sources, "")
     if step == "flush":
         return Signature("state: State", {}, "")
+    if step == WHOLE_STEP:
+        return Signature("weights: Weights, state: State", {}, "Stepped")
     raise TypeError(f"a step graph called {step!r} has no place in the module's interface")
 
 
@@ -137,6 +143,11 @@ def print_step(
     ports: tuple[Port, ...] = output_node(module).meta["ports"]
     slots = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "slot"]
     results = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "result"]
+    head = f"def run_{step}({call.parameters}) -> "
+    if step == WHOLE_STEP:
+        final = _in_place(printer, slots, results)
+        body = [f'{INDENT}"""{TITLES[step]}"""', *printer.lines, INDENT + final]
+        return "\n".join([*provenance_comment(module, lines), f"{head}{call.result}:", *body])
     state = "state"
     if slots:
         state = f"state._replace({', '.join(f'{name}={value.text}' for name, value in slots)})"
@@ -148,9 +159,30 @@ def print_step(
         final = f"return {', '.join([state, *(value.text for _, value in results)])}"
     else:
         final = f"return {state}, {call.result}({', '.join(f'{name}={value.text}' for name, value in results)})"
-    head = f"def run_{step}({call.parameters}) -> {annotation}:"
+    head += f"{annotation}:"
     body = [f'{INDENT}"""{TITLES[step]}"""', *printer.lines, INDENT + final]
     return "\n".join([*provenance_comment(module, lines), head, *body])
+
+
+def _in_place(printer: GraphPrinter, slots: list[tuple[str, Expr]], results: list[tuple[str, Expr]]) -> str:
+    """Store the slots' new values; returns the last statement. Every value is made before the first is stored."""
+    ready: dict[str, str] = {}
+    for name, value in slots:
+        ready[name] = value.text
+        if value.text.startswith("state.") or not value.text.isidentifier():
+            ready[name] = printer.names.fresh(f"new_{name}")
+            copied = f"{value.text}.clone()" if value.text.startswith("state.") else value.text
+            printer.emit(f"{ready[name]} = {copied}")
+    fields = []
+    for name, value in results:
+        text = value.text
+        if not text.isidentifier():
+            text = printer.names.fresh(name)
+            printer.emit(f"{text} = {value.text}")
+        fields.append(f"{name}={text}")
+    for name, text in ready.items():
+        printer.emit(f"state.{name}.copy_({text})")
+    return f"return Stepped({', '.join(fields)})"
 
 
 def dtype_source(dtype: torch.dtype) -> str:

@@ -13,7 +13,7 @@ from specc.spec.load import LoadedSpec
 from specc.spec.names import RECURRENT_FAMILIES
 
 TARGETS: tuple[str, ...] = ("reference", "triton", "ascend")
-BUILT_TARGETS: frozenset[str] = frozenset({"reference"})
+BUILT_TARGETS: frozenset[str] = frozenset({"reference", "triton"})
 DTYPES: dict[str, frozenset[str]] = {
     "reference": frozenset({"float32", "float64"}),
     "triton": frozenset({"float32", "bfloat16", "float16"}),

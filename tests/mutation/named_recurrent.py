@@ -29,7 +29,7 @@ WINDOWED = ("commit.update=deferred", "commit.window=4")
 RECURRENT: tuple[Fault, ...] = (
     Fault(
         "pending factors outlive their request",
-        "backends/reference/runtime/rows.py",
+        "backends/printing/runtime/rows.py",
         STALE_OLD,
         STALE_NEW,
         check=(GDN, "verify.recurrence=hybrid", *WINDOWED),

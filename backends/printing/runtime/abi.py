@@ -144,3 +144,27 @@ def run_accept(
 def run_commit(state: State, verified: Verified, accepted: Accepted) -> State:
     """Printed from the graph commit."""
     raise NotImplementedError
+
+
+class Stepped(NamedTuple):
+    """Printed from the results of a whole step."""
+
+    tokens: Tensor
+    valid: Tensor
+    path: Tensor
+    accept_length: Tensor
+    bonus: Tensor
+    emitted_tokens: Tensor
+    emitted: Tensor
+    stopped: Tensor
+    parent: Tensor | None = None
+
+
+def run_step(weights: Weights, state: State) -> Stepped:
+    """Printed from the graph of a whole step; the state changes in place."""
+    raise NotImplementedError
+
+
+def run_flush(state: State) -> State:
+    """Printed from the graph flush."""
+    raise NotImplementedError

@@ -1,0 +1,42 @@
+"""The Triton backend's entry in the table of backends. Importing it needs the package `triton`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specc.backends.base import Capabilities, ModuleInfo, refusals, register
+from specc.backends.printing.dialect import Dialect
+from specc.backends.printing.module import generate
+from specc.backends.triton.compose import composed
+from specc.backends.triton.ops.table import KERNELS, NAMES, variant
+from specc.backends.triton.runtime.decoder import Decoder
+from specc.diagnostics import DiagnosticError
+from specc.program import DecodeProgram
+
+DIALECT = Dialect(
+    name="triton",
+    kernels=KERNELS,
+    variant=variant,
+    reserved=NAMES,
+    decoder=Decoder,
+    device="cuda",
+    whole_step=composed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBackend:
+    """Triton kernels and CUDA graphs for NVIDIA GPUs of the Hopper class."""
+
+    name: str = "triton"
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+    def generate(self, program: DecodeProgram, module: ModuleInfo) -> str:
+        """The source of the module. Raises DiagnosticError for what the capability table does not have."""
+        found = refusals(self, program, module.spec)
+        if found:
+            raise DiagnosticError(found)
+        return generate(DIALECT, program, module)
+
+
+TRITON = register(TritonBackend())

@@ -1,0 +1,99 @@
+"""A whole decoding step as one graph, to be captured: step = commit . accept . verify . draft.
+
+It reads and writes the slots, and results in what the host wants to know of the step (the draft, the accepted path, the
+new tokens). Kernels can be formed across the old borders: the acceptance walk, the bookkeeping of the commit and the
+next masks touch the same few integers. It is made when code is generated, not by a pass: what the program promises of
+a step's inputs (a parent's range, say) is checked where the steps meet, and the four graphs have been verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from specc.ir.build import output_values
+from specc.ir.clone import clone, graph_module
+from specc.ir.edit import finish
+from specc.ir.port import Port
+from specc.ir.prune import prune
+from specc.program import output_ports
+
+PARTS = ("draft", "verify", "accept", "commit")
+KEPT = ("draft", "accept")
+"""Steps whose results are results of the whole step; logits and features stay inside."""
+
+
+@dataclass(slots=True)
+class _Composition:
+    """The graph under construction: what a slot, a weight or an earlier result is by now."""
+
+    graph: Graph = field(default_factory=Graph)
+    root: torch.nn.Module = field(default_factory=torch.nn.Module)
+    values: dict[Port, Node] = field(default_factory=dict)
+    written: dict[Port, Node] = field(default_factory=dict)
+    results: dict[Port, Node] = field(default_factory=dict)
+
+    def add(self, step: str, module: GraphModule) -> None:
+        """Append one step graph."""
+        inside: dict[Node, Node] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                inside[node] = self._input(node)
+            elif node.op != "output":
+                inside[node] = self.graph.node_copy(node, lambda item: inside[item])
+                if node.op == "get_attr":
+                    self._body(step, module, node, inside[node])
+        for port, value in zip(output_ports(module), output_values(module), strict=True):
+            if port.kind == "slot":
+                self.values[port] = self.written[port] = inside[value]
+            else:
+                self.values[Port("input", port.name)] = inside[value]
+                if step in KEPT:
+                    self.results[port] = inside[value]
+
+    def _input(self, node: Node) -> Node:
+        port: Port = node.meta["port"]
+        if port not in self.values:
+            if port.kind == "input":
+                raise ValueError(f"no earlier step results in `{port.name}`")
+            made = self.graph.node_copy(node, lambda item: item)
+            made.target = made.name
+            self.values[port] = made
+        return self.values[port]
+
+    def _body(self, step: str, module: GraphModule, node: Node, copied: Node) -> None:
+        """Loop bodies are submodules: each gets a name of its own in the new root."""
+        name = f"{step}_{node.target}"
+        body = module.get_submodule(str(node.target))
+        assert isinstance(body, GraphModule)
+        if not hasattr(self.root, name):
+            self.root.add_module(name, clone(body))
+        copied.target = name
+
+    def close(self) -> GraphModule:
+        """The module, placeholders first."""
+        first = next(iter(self.graph.nodes))
+        for node in [node for node in self.graph.nodes if node.op == "placeholder"]:
+            if node is not first:
+                first.prepend(node)
+        outputs = self.written | self.results
+        node = self.graph.output(tuple(outputs.values()))
+        node.meta |= {"val": tuple(value.meta["val"] for value in outputs.values()), "keys": (), "passes": ()}
+        node.meta["ports"] = tuple(outputs)
+        return graph_module(self.root, self.graph)
+
+
+def composed(graphs: Mapping[str, GraphModule]) -> GraphModule:
+    """One graph of the steps in PARTS. Raises ValueError where a step's input is no earlier step's result."""
+    made = _Composition()
+    for step in PARTS:
+        made.add(step, graphs[step])
+    module = made.close()
+    prune(module)
+    dead = [node for node in module.graph.nodes if node.op == "placeholder" and not node.users]
+    for node in dead:
+        module.graph.erase_node(node)
+    return finish(module)

@@ -1,0 +1,136 @@
+"""Steps as CUDA graphs over a state of fixed addresses; without CUDA the same steps run one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specc.backends.printing.runtime.abi import (
+    MAX_BATCH_SIZE,
+    SLOTS,
+    State,
+    Stepped,
+    Weights,
+    init_state,
+    run_decode,
+    run_flush,
+    run_step,
+)
+
+WARM_UP = 2
+
+
+def captured_size(batch: int) -> int:
+    """The batch size whose graph a batch uses: the next power of two, or the largest that the spec allows."""
+    return min(1 << (batch - 1).bit_length(), MAX_BATCH_SIZE)
+
+
+def take_over(state: State, made: State) -> None:
+    """Copy what a step made into the state's own tensors; caches changed in place already."""
+    for value, new in zip(state, made, strict=True):
+        if new is not value:
+            value.copy_(new)
+
+
+def clear(state: State) -> None:
+    """Every row as `init_state` makes it: finished, nothing committed."""
+    for value, slot in zip(state, SLOTS.values(), strict=True):
+        value.fill_(slot.fill)
+
+
+def first_rows(state: State, batch: int) -> State:
+    """Views of the first `batch` rows."""
+    if state.length.shape[0] == batch:
+        return state
+    parts = [value.narrow(slot.batch_dim, 0, batch) for value, slot in zip(state, SLOTS.values(), strict=True)]
+    return State(*parts)
+
+
+class Captured:
+    """The steps of one batch size; each gives an int64 record, which is all that the host reads.
+
+    With `graphs` a step is one launch of a CUDA graph; without, its kernels start one by one,
+    which is for debugging and for machines without CUDA.
+    """
+
+    def __init__(self, weights: Weights, batch: int, device: torch.device, graphs: bool) -> None:
+        self.weights = weights
+        self.state: State = init_state(batch, device)
+        self.graphs = graphs
+        self.stepped: Stepped | None = None
+        self._captured: dict[str, torch.cuda.CUDAGraph] = {}
+        self._records: dict[str, Tensor] = {}
+        self._steps: dict[str, Callable[[], Tensor]] = {
+            "step": self._speculative,
+            "plain": self._plain,
+            "flush": self._flush,
+        }
+        if graphs:
+            # Every row is finished in a fresh state, so that warming up changes nothing.
+            for name in self._steps:
+                self._capture(name)
+
+    def run(self, name: str) -> Tensor:
+        """Run "step", "plain" or "flush"; its record, valid until the next run.
+
+        "step": int64 [B,...], see `record`; "plain": int64 [B,3], emitted count, root token,
+        finished.
+        """
+        if not self.graphs:
+            return self._steps[name]()
+        self._captured[name].replay()
+        return self._records[name]
+
+    def _speculative(self) -> Tensor:
+        self.stepped = run_step(self.weights, self.state)
+        return record(self.stepped, self.state.finished)
+
+    def _plain(self) -> Tensor:
+        made, decoded = run_decode(self.weights, self.state)
+        take_over(self.state, made)
+        finished = self.state.finished.long()
+        return torch.stack((decoded.emitted, self.state.root_token, finished), 1)
+
+    def _flush(self) -> Tensor:
+        take_over(self.state, run_flush(self.state))
+        return self.state.length
+
+    def _capture(self, name: str) -> None:
+        """Warm up on another stream (kernels compile, libraries allocate), then record."""
+        function, stream = self._steps[name], torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._records[name] = function()
+        self._captured[name] = graph
+
+
+def record(stepped: Stepped, finished: Tensor) -> Tensor:
+    """What the host reads of a step, int64 [B,...]: one copy to the host instead of nine.
+
+    The columns are `finished`, then the fields of Stepped that are not floating-point.
+    """
+    columns = [finished.long().unsqueeze(1)]
+    for value in stepped:
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            columns.append(value.long() if value.dim() == 2 else value.long().unsqueeze(1))
+    return torch.cat(columns, 1)
+
+
+def unpack(stepped: Stepped, read: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """`finished` and the fields of Stepped by name, from a record on the host; `stepped` gives the widths."""
+    parts: dict[str, Tensor] = {}
+    place = 1
+    for name, value in zip(stepped._fields, stepped, strict=True):
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            width = value.shape[1] if value.dim() == 2 else 1
+            part = read[:, place : place + width].to(value.dtype)
+            parts[name] = part if value.dim() == 2 else part.squeeze(1)
+            place += width
+    return read[:, 0].bool(), parts
