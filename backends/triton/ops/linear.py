@@ -1,0 +1,182 @@
+"""`fused_linear` for few rows by one kernel that streams the weight; for many rows by torch.
+
+Roundings: what the op's reference rounds on the way (the normalised x times the norm's weight, gate and up, the product
+before the residual) stays in float32 here; the result is rounded once. The norm's weight meets x before the product and
+1 / rms after it, so a bfloat16 x * norm_weight is rounded once, as in torch. A row's bits do not depend on the other
+rows, nor on how many there are, up to `MOST_ROWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specc.backends.triton.kernels.linear import linear
+from specc.backends.triton.launch.core import Launch, interpreted, power_of_two
+
+Tensor = torch.Tensor
+
+MOST_ROWS = 64
+"""Rows up to which the kernel is used; above, the products are bound by arithmetic and cuBLAS is faster."""
+SHARED = 200_000
+"""Bytes of shared memory that a program's stages may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearConfig:
+    """`bf` features per program (as many gate and up rows each), `bk` columns per step cut into `kw` pieces (one per
+    warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else."""
+
+    bf: int
+    bk: int
+    kw: int
+    split: int
+    warps: int
+    stages: int
+    ahead: int = 0
+
+
+NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6)
+WIDE = LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4)
+PAIRS = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4)
+FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
+LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
+    (2048, 2048, False): NARROW,
+    (5632, 2048, False): NARROW,
+    (2048, 8208, False): WIDE,
+    (2048, 5632, True): PAIRS,
+}
+"""By (H, F, gated): never by the number of rows, on which a row's bits may not depend."""
+
+
+def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
+    """The configuration of a geometry; that of the nearest (by the ratio of sizes) where it is not in the table."""
+    if dtype == torch.float32:
+        return FLOAT32
+    if (hidden, features, gated) in LINEAR:
+        return LINEAR[hidden, features, gated]
+
+    def distance(known: tuple[int, int, bool]) -> float:
+        ratios = (max(a / b, b / a) for a, b in zip(known[:2], (hidden, features), strict=True))
+        return sum(ratios) + 1000 * (known[2] != gated)
+
+    return LINEAR[min(LINEAR, key=distance)]
+
+
+_ARRIVED: dict[torch.device, Tensor] = {}
+
+
+def arrived(device: torch.device, tiles: int) -> Tensor:
+    """Counters of the programs that have arrived at each tile: zero before and after every launch, one set per device.
+
+    Launches of one device must not run beside each other (they are on one stream).
+    """
+    have = _ARRIVED.get(device)
+    if have is None or have.numel() < tiles:
+        have = _ARRIVED[device] = torch.zeros(max(tiles, 4096), dtype=torch.int32, device=device)
+    return have
+
+
+def linear_launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    gated: bool,
+    residual: Tensor | None,
+    y: Tensor,
+    config: LinearConfig,
+) -> Launch:
+    """The launch for x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F]."""
+    rows, hidden = x.shape
+    features = y.shape[1]
+    bm = min(64, power_of_two(rows, 16))
+    owned = config.bf * (2 if gated else 1)
+    stage = (owned + bm) * config.bk * x.element_size()
+    blocks, tiles = -(-rows // bm), -(-features // config.bf)
+    area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
+    arguments: dict[str, Any] = {
+        "x": x,
+        "weight": weight,
+        "bias": weight if bias is None else bias,
+        "norm": weight if norm_weight is None else norm_weight,
+        "residual": x if residual is None else residual,
+        "y": y,
+        "partial": torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
+        "arrived": arrived(x.device, blocks * tiles) if area else y,
+        "rows": rows,
+        "features": features,
+        "hidden": hidden,
+        "x_stride": x.stride(0),
+        "residual_stride": 0 if residual is None else residual.stride(0),
+        "eps": eps,
+        "BF": config.bf,
+        "BM": bm,
+        "BK": config.bk,
+        "KW": config.kw,
+        "SPLIT": config.split,
+        "AHEAD": 0 if interpreted() or hidden % 8 else config.ahead,
+        "THREADS": 32 * config.warps,
+        "BIAS": bias is not None,
+        "NORM": norm_weight is not None,
+        "GATED": gated,
+        "RESIDUAL": residual is not None,
+        "EVEN": hidden % config.bk == 0,
+        "DEPENDENT": not interpreted(),
+    }
+    stages = max(1, min(config.stages, SHARED // stage))
+    return Launch(linear, (blocks, tiles, config.split), arguments, config.warps, stages, dependent=True)
+
+
+def composed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    activation: str,
+    residual: Tensor | None,
+) -> Tensor:
+    """The op by torch's own kernels."""
+    if norm_weight is not None:
+        x = torch.rms_norm(x, norm_weight.shape, norm_weight, eps)
+    y = torch.nn.functional.linear(x, weight, bias)
+    if activation == "silu_mul":
+        gate, up = y.chunk(2, dim=-1)
+        y = torch.nn.functional.silu(gate) * up
+    return y if residual is None else residual + y
+
+
+def flat_rows(x: Tensor) -> Tensor:
+    """[rows, last dim] of [..., last dim], copied only where it must be."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(-1) == 1 else flat.contiguous()
+
+
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    activation: str,
+    residual: Tensor | None,
+) -> Tensor:
+    """See `specc.ir.ops.fused_linear`."""
+    gated = activation == "silu_mul"
+    hidden, features = x.shape[-1], weight.shape[0] // (2 if gated else 1)
+    rows = x.numel() // hidden
+    if rows > MOST_ROWS or x.dtype == torch.float64:
+        return composed(x, weight, bias, norm_weight, eps, activation, residual)
+    if x.dtype == torch.float16 and norm_weight is not None:  # x * norm_weight could overflow before 1 / rms is applied
+        x, norm_weight = torch.rms_norm(x, norm_weight.shape, norm_weight, eps), None
+    y = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
+    if rows:
+        beside = None if residual is None else flat_rows(residual)
+        config = linear_config(hidden, features, gated, x.dtype)
+        linear_launch(flat_rows(x), weight, bias, norm_weight, eps, gated, beside, y.view(-1, features), config).run()
+    return y

@@ -1,0 +1,158 @@
+"""Linear layers with fused norm, activation and residual: the kernel in the interpreter against the op's reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specc.backends.triton.ops.linear import (
+    FLOAT32,
+    LINEAR,
+    MOST_ROWS,
+    SHARED,
+    LinearConfig,
+    fused_linear,
+    linear_config,
+    linear_launch,
+)
+from specc.ir import ops
+
+BOUNDS = {torch.float32: 5e-7, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+"""||y - float64|| / ||float64||: float32 products; one rounding of y and one of x * norm_weight in the others."""
+CONFIGS = (
+    LinearConfig(bf=16, bk=32, kw=1, split=1, warps=4, stages=2),
+    LinearConfig(bf=16, bk=64, kw=4, split=1, warps=4, stages=2),
+    LinearConfig(bf=32, bk=32, kw=2, split=3, warps=4, stages=2),
+    LinearConfig(bf=16, bk=32, kw=1, split=2, warps=4, stages=2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Operands of one call, rows flattened."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    norm: torch.Tensor | None
+    gated: bool
+    residual: torch.Tensor | None
+
+    def run(self, config: LinearConfig, rows: slice = slice(None)) -> torch.Tensor:
+        """The kernel on some of the rows, into a poisoned result."""
+        x, residual = self.x[rows], None if self.residual is None else self.residual[rows]
+        y = torch.full((x.shape[0], self.weight.shape[0] // (1 + self.gated)), float("nan"), dtype=x.dtype)
+        linear_launch(x, self.weight, self.bias, self.norm, 1e-6, self.gated, residual, y, config).run()
+        return y
+
+    def expected(self) -> torch.Tensor:
+        """The op's reference in float64."""
+        tensors = (self.x, self.weight, self.bias, self.norm, self.residual)
+        x, weight, bias, norm, residual = (None if t is None else t.double() for t in tensors)
+        return ops.fused_linear(x, weight, bias, norm, 1e-6, "silu_mul" if self.gated else "none", residual)
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: torch.dtype | None = None, most_rows: int = 5) -> Case:
+    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    kind = dtype or draw(st.sampled_from(list(BOUNDS)))
+    rows, hidden, features = draw(st.integers(1, most_rows)), draw(st.integers(1, 150)), draw(st.integers(1, 50))
+    gated = draw(st.booleans())
+    owned = features * (1 + gated)
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=made) * scale).to(kind)
+
+    normed = kind != torch.float16 and draw(st.booleans())
+    return Case(
+        random(rows, hidden),
+        random(owned, hidden, scale=hidden**-0.5),
+        random(owned) if draw(st.booleans()) else None,
+        random(hidden) if normed else None,
+        gated,
+        random(rows, features) if draw(st.booleans()) else None,
+    )
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative error; NaN (an element that was not written) is never small."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@settings(max_examples=12)
+@given(cases(), st.sampled_from(CONFIGS))
+def test_every_form_of_the_kernel_agrees_with_the_reference(case: Case, config: LinearConfig) -> None:
+    assert distance(case.run(config), case.expected()) <= BOUNDS[case.x.dtype]
+
+
+@settings(max_examples=6)
+@given(cases(most_rows=20), st.sampled_from(CONFIGS), st.data())
+def test_a_rows_bits_do_not_depend_on_the_others(case: Case, config: LinearConfig, data: st.DataObject) -> None:
+    row = data.draw(st.integers(0, case.x.shape[0] - 1))
+    assert torch.equal(case.run(config)[row : row + 1], case.run(config, slice(row, row + 1)))
+
+
+@pytest.mark.parametrize("activation", ["none", "silu_mul"])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 70)], ids=str)
+def test_the_op_takes_batches_strides_and_many_rows(
+    shape: tuple[int, int], dtype: torch.dtype, activation: str
+) -> None:
+    made = torch.Generator().manual_seed(0)
+    wide = torch.randn(*shape, 80, generator=made).to(dtype)
+    x, residual = wide[..., 8:48], wide[..., 50:74]
+    weight = (torch.randn(48 if activation == "silu_mul" else 24, 40, generator=made) / 6).to(dtype)
+    norm = torch.randn(40, generator=made).to(dtype)
+    found = fused_linear(x, weight, None, norm, 1e-5, activation, residual)
+    expected = ops.fused_linear(x.double(), weight.double(), None, norm.double(), 1e-5, activation, residual.double())
+    assert found.shape == (*shape, 24)
+    assert found.dtype == dtype
+    # Above MOST_ROWS torch rounds the product and the gates, too.
+    assert distance(found, expected) <= BOUNDS[dtype] * (2 if shape[1] > MOST_ROWS else 1)
+
+
+def test_large_half_precision_rows_do_not_overflow_under_the_norm() -> None:
+    x, norm = torch.full((1, 1, 64), 6e4, dtype=torch.float16), torch.full((64,), 8.0, dtype=torch.float16)
+    found = fused_linear(x, torch.eye(64, dtype=torch.float16)[:20], None, norm, 1e-6, "none", None)
+    assert torch.equal(found, torch.full((1, 1, 20), 8.0, dtype=torch.float16))
+
+
+def test_no_rows_give_no_rows() -> None:
+    empty = torch.empty(0, 4, 40)
+    assert fused_linear(empty, torch.ones(24, 40), None, None, 0.0, "none", None).shape == (0, 4, 24)
+
+
+def test_counters_are_left_at_zero_for_the_next_launch() -> None:
+    """Twice in a row, as a graph's replay does it."""
+    x, weight = torch.randn(2, 100), torch.randn(40, 100)
+    config = LinearConfig(bf=16, bk=32, kw=1, split=3, warps=4, stages=2)
+    results = []
+    for _ in range(2):
+        y = torch.full((2, 40), float("nan"))
+        launch = linear_launch(x, weight, None, None, 0.0, False, None, y, config)
+        launch.run()
+        assert not launch.arguments["arrived"].any()
+        results.append(y)
+    assert torch.equal(*results)
+    assert distance(results[0], x.double() @ weight.double().T) <= BOUNDS[torch.float32]
+
+
+def test_a_geometry_that_is_not_in_the_table_gets_the_nearest() -> None:
+    for (hidden, features, gated), config in LINEAR.items():
+        assert linear_config(hidden, features, gated, torch.bfloat16) is config
+        near = linear_config(hidden + 8, features + 8, gated, torch.bfloat16)
+        assert near in [known for key, known in LINEAR.items() if key[2] == gated]
+    assert linear_config(3, 7, False, torch.bfloat16) in LINEAR.values()
+    assert linear_config(2048, 2048, False, torch.float32) is FLOAT32
+
+
+def test_configurations_fit_into_shared_memory_and_cover_their_tiles() -> None:
+    for config in {*LINEAR.values(), FLOAT32}:
+        assert config.kw in (1, config.warps), "a piece of the columns per warp"
+        assert config.bk % config.kw == 0
+        assert config.bk // config.kw >= 16
+        assert (config.bf * 2 + 64) * config.bk * 4 <= SHARED
