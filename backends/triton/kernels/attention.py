@@ -1,0 +1,197 @@
+"""Attention of a few new tokens over a long committed prefix, split over the prefix, and over the other new tokens.
+
+The heads that share a KV head are packed into the rows of one product: packed row r is token r // G, head r % G of the
+group. A program takes one tile of packed rows and one part of the columns [0, length + R): the committed rows, which
+every token sees, without a mask, then the tail. Parts are joined by `attention_merge` (log-sum-exp; Flash-Decoding).
+"""
+
+# Triton's language, not Python's types.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specc.backends.triton.kernels.dot import dot_rows, rounded
+
+
+@triton.jit
+def cache_rows(cache, table, first, stride, BN: tl.constexpr, PAGE: tl.constexpr):
+    """Pointers [BN] to the rows of columns first + [0, BN). PAGE > 0: through the block table, PAGE rows a block."""
+    inside = tl.arange(0, BN)
+    if PAGE == 0:
+        return cache + tl.cast(first, tl.int64) * stride + inside * stride
+    elif PAGE >= BN:
+        page = tl.load(table + first // PAGE).to(tl.int64)
+        return cache + (page * PAGE + first % PAGE) * stride + inside * stride
+    else:
+        page = tl.load(table + (first + inside) // PAGE).to(tl.int64)
+        return cache + (page * PAGE + (first + inside) % PAGE) * stride
+
+
+@triton.jit
+def tail_rows(cache, new, table, column, committed, C, stride, stride_new, SEPARATE: tl.constexpr, PAGE: tl.constexpr):
+    """Pointers to the rows of `column` [BN], committed or new; beyond the capacity the last row is repeated."""
+    if SEPARATE:
+        old = cache + tl.minimum(column, C - 1).to(tl.int64) * stride
+        return tl.where(column < committed, old, new + tl.maximum(column - committed, 0).to(tl.int64) * stride_new)
+    else:
+        row = tl.minimum(column, C - 1).to(tl.int64)
+        if PAGE > 0:
+            row = tl.load(table + row // PAGE).to(tl.int64) * PAGE + row % PAGE
+        return cache + row * stride
+
+
+@triton.jit
+def softmax_step(q, k, v, acc, top, total, scale, visible, like, MASKED: tl.constexpr):
+    """(acc, top, total) after the columns k [DP,BN], v [BN,DP]; `scale` includes log2(e) (online softmax)."""
+    scores = dot_rows(q, k, tl.zeros([q.shape[0], k.shape[1]], tl.float32))
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    now = tl.maximum(top, tl.max(scores, 1) * scale)
+    shift = now
+    if MASKED:
+        # A row may have seen nothing yet: -inf - -inf is no number.
+        shift = tl.where(now == float("-inf"), 0.0, now)
+    weight = tl.exp2(scores * scale - shift[:, None])
+    shrink = tl.exp2(top - shift)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = dot_rows(rounded(weight, like), v, acc * shrink[:, None])
+    return acc, now, total
+
+
+@triton.jit
+def tail_visible(mask, column, token, position, committed, M, R, offset, window, stride_mm, stride_mr,
+                 CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
+    """bool [BM,BN]: which columns the tokens [BM] see: committed ones (in the window), new ones by mask or order."""
+    node = (column - committed)[None, :]
+    row = token[:, None]
+    before = node < 0
+    if WINDOW:
+        before = before & (column[None, :] > (position - window)[:, None])
+    if CAUSAL:
+        new = node <= row + offset
+        if WINDOW:
+            new = new & (node > row + offset - window)
+    else:
+        inside = (row < M) & (node >= 0) & (node < R)
+        new = tl.load(mask + row * stride_mm + node * stride_mr, mask=inside, other=0) != 0
+    return before | (new & (node >= 0) & (node < R))
+
+
+@triton.jit
+def columns_of(committed, low, tile, M, R, C, offset, G: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
+               WINDOW: tl.constexpr, SEPARATE: tl.constexpr):  # fmt: skip
+    """(first, clear, end): the tile's columns; those in [first, clear) are seen by all of its rows."""
+    clear, end = committed, committed + R
+    if CAUSAL:
+        last = tl.minimum((tile * BM + BM - 1) // G, M - 1)
+        end = committed + tl.minimum(offset + last + 1, R)
+        if not SEPARATE:
+            clear = tl.minimum(committed + tl.minimum(offset + tile * BM // G + 1, R), C)
+    first = tl.zeros_like(committed)
+    if WINDOW:
+        first = tl.minimum(tl.maximum(low, 0), committed)
+        clear = first
+    return first, clear, end
+
+
+@triton.jit
+def attention_split(
+    q, k_cache, v_cache, k_new, v_new, table, length, mask, positions, out, partial, lse,
+    scale, tiles, M, R, C, offset, window, HKV, S,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
+    stride_nb, stride_nr, stride_nh, stride_mb, stride_mm, stride_mr, stride_tb,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN.
+
+    Grid (tiles * HKV, S, B). SPLIT: partial [B,HKV,tiles*BM,S,D] gets o, lse [B,HKV,tiles*BM,S] log2 of the sum of
+    weights (-inf: nothing seen, o is not written). Else out [B,M,HKV*G,D]. Strides are in elements.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    part, b = tl.program_id(1), tl.program_id(2)
+    packed = tile * BM + tl.arange(0, BM)
+    token, member = packed // G, packed % G
+    d = tl.arange(0, DP)
+    wide = b.to(tl.int64)
+    k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
+    row_table = table + wide * stride_tb
+    committed = tl.load(length + b).to(tl.int32)
+    inner = d < D
+    q_rows = q + wide * stride_qb + token * stride_qm + (head * G + member) * stride_qh
+    x = tl.load(q_rows[:, None] + d[None, :], mask=(token < M)[:, None] & inner[None, :], other=0.0)
+    position, low = token, 0
+    if WINDOW:
+        position = tl.load(positions + wide * M + tl.minimum(token, M - 1)).to(tl.int32)
+        low = tl.min(position, 0) - window + 1
+    first, clear, end = columns_of(committed, low, tile, M, R, C, offset, G, BM, CAUSAL, WINDOW, SEPARATE)
+    start, full, count = first // BN, clear // BN, tl.cdiv(end, BN) - first // BN
+    parts = tl.minimum(S, tl.cdiv(count, LEAST))
+    # Parts that have nothing to do get an empty range.
+    start, stop = start + count * tl.minimum(part, parts) // parts, start + count * tl.minimum(part + 1, parts) // parts
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
+    if not WINDOW:
+        for step in tl.range(start, tl.minimum(stop, full)):
+            k_rows = cache_rows(k_head, row_table, step * BN, stride_kr, BN, PAGE)
+            v_rows = cache_rows(v_head, row_table, step * BN, stride_vr, BN, PAGE)
+            if D == DP:
+                k, v = tl.load(k_rows[None, :] + d[:, None]), tl.load(v_rows[:, None] + d[None, :])
+            else:
+                k = tl.load(k_rows[None, :] + d[:, None], mask=inner[:, None], other=0.0)
+                v = tl.load(v_rows[:, None] + d[None, :], mask=inner[None, :], other=0.0)
+            acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
+        start = tl.maximum(start, full)
+    k_fresh, v_fresh = k_new + wide * stride_nb + head * stride_nh, v_new + wide * stride_nb + head * stride_nh
+    for step in tl.range(start, stop, num_stages=1):
+        column = step * BN + tl.arange(0, BN)
+        known = (column < committed + R) & (column >= 0)
+        k_rows = tail_rows(k_head, k_fresh, row_table, column, committed, C, stride_kr, stride_nr, SEPARATE, PAGE)
+        v_rows = tail_rows(v_head, v_fresh, row_table, column, committed, C, stride_vr, stride_nr, SEPARATE, PAGE)
+        k = tl.load(k_rows[None, :] + d[:, None], mask=known[None, :] & inner[:, None], other=0.0)
+        v = tl.load(v_rows[:, None] + d[None, :], mask=known[:, None] & inner[None, :], other=0.0)
+        visible = tail_visible(mask + wide * stride_mb, column, token, position, committed, M, R, offset, window,
+                               stride_mm, stride_mr, CAUSAL, WINDOW)  # fmt: skip
+        acc, top, total = softmax_step(x, k, v, acc, top, total, scale, visible, q, True)
+    seen = total > 0
+    total = tl.where(seen, total, 1.0)
+    result = acc / total[:, None]
+    if SPLIT:
+        at = ((wide * HKV + head) * tiles * BM + packed) * S + part
+        tl.store(lse + at, tl.where(seen, top + tl.log2(total), float("-inf")), mask=token < M)
+        tl.store(partial + at[:, None] * D + d[None, :], result, mask=(seen & (token < M))[:, None] & inner[None, :])
+    else:
+        at = (wide * M + token) * HKV * G + head * G + member
+        tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inner[None, :])
+
+
+@triton.jit
+def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+                    BM: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """out [B,M,HKV*G,D] from the parts of `attention_split`; grid (M*G, HKV, B). SP: S or more, in steps of STEP."""
+    packed, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
+    part = tl.arange(0, SP)
+    top = tl.max(tl.load(lse + at + part, mask=part < S, other=float("-inf")), 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    d = tl.arange(0, DP)
+    total, acc = tl.zeros([STEP], tl.float32), tl.zeros([DP], tl.float32)
+    for begin in tl.static_range(0, SP, STEP):
+        some = begin + tl.arange(0, STEP)
+        share = tl.exp2(tl.load(lse + at + some, mask=some < S, other=float("-inf")) - top)
+        here = (share > 0)[:, None] & (d < D)[None, :]
+        rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0)
+        total += share
+        acc += tl.sum(rows * share[:, None], 0)
+    whole = tl.sum(total, 0)
+    row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
+    tl.store(out + row * D + d, rounded(acc / tl.where(whole > 0, whole, 1.0), out), mask=d < D)

@@ -1,0 +1,213 @@
+"""Attention over a committed prefix and the new rows of a step: ops of `specc.ir.ops` without host synchronisation.
+
+The grid depends on shapes only: a fixed number of parts, whose bounds every program works out from the row's length.
+`fused` says how the reference multiplies; here both give the same.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from specc.backends.triton.kernels.attention import attention_merge, attention_split
+from specc.backends.triton.kernels.attention_inputs import close_ancestors, rope_angles, rotate_halves
+from specc.backends.triton.launch.core import interpreted, power_of_two
+from specc.backends.triton.ops.attention_configs import MOST_PARTS, AttentionConfig, attention_config, attention_rows
+from specc.ir.ops.attention import rope_frequencies
+
+Tensor = torch.Tensor
+LOG2E = 1.4426950408889634
+MERGED = 4096
+"""Elements that the merge has in flight."""
+HEAD_BLOCK = 8
+"""Heads that one program rotates, at most."""
+CLIMBING = 16
+"""Nodes of one program that climb the tree, at most."""
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """x, copied if neighbours of its last dim do not lie side by side."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    rows: int,
+    scale: float,
+    window: int,
+    *,
+    fresh: tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    offset: int = 0,
+    table: Tensor | None = None,
+    config: AttentionConfig | None = None,
+) -> Tensor:
+    """q [B,M,Hq,D] over the caches' rows below `length` and `rows` new ones; the parameters of the ops below.
+
+    `fresh`: (k_new, v_new) where new rows are not in the caches. `mask`: None for chains. `table` int32 [B,blocks]:
+    caches are pools [P,page,Hkv,D] of pages.
+    """
+    q, k_cache, v_cache = rows_contiguous(q), rows_contiguous(k_cache), rows_contiguous(v_cache)
+    batch, tokens, heads, dim = q.shape
+    shared = k_cache.shape[2]
+    group = heads // shared
+    wide = q.element_size() == 4
+    tile = attention_rows(tokens * group, wide)
+    padded = power_of_two(dim, 16)
+    config = config or attention_config(padded, tile, wide)
+    tiles = -(-tokens * group // tile)
+    page = 0 if table is None else k_cache.shape[1]
+    capacity = k_cache.shape[1] if table is None else page * table.shape[1]
+    parts = config.programs // (batch * shared * tiles)
+    parts = max(1, min(parts, MOST_PARTS, -(-(capacity + rows) // (config.bn * config.least))))
+    out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
+    partial = lse = out
+    if parts > 1:
+        places = batch * shared * tiles * tile * parts
+        partial = torch.empty(places * dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(places, dtype=torch.float32, device=q.device)
+    k_new, v_new = fresh or (q, q)
+    k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
+    if k_new.stride() != v_new.stride():
+        k_new, v_new = k_new.contiguous(), v_new.contiguous()
+    bits = q if mask is None else mask.view(torch.uint8)
+    k_strides = (k_cache.stride(0) if table is None else 0, *k_cache.stride()[1:3])
+    v_strides = (v_cache.stride(0) if table is None else 0, *v_cache.stride()[1:3])
+    pdl = not interpreted()
+    attention_split[(tiles * shared, parts, batch)](
+        q, k_cache, v_cache, k_new, v_new, q if table is None else table, length, bits,
+        q if positions is None else positions.contiguous(), out, partial, lse,
+        scale * LOG2E, tiles, tokens, rows, capacity, offset, window, shared, parts,
+        *q.stride()[:3], *k_strides, *v_strides, *k_new.stride()[:3], *bits.stride()[:3],
+        0 if table is None else table.stride(0),
+        G=group, D=dim, DP=padded, BM=tile, BN=config.bn, LEAST=config.least,
+        CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page, SPLIT=parts > 1, PDL=pdl,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    if parts > 1:
+        rounds = power_of_two(parts)
+        options = {"launch_pdl": True} if pdl else {}
+        attention_merge[(tokens * group, shared, batch)](
+            partial, lse, out, tiles, tokens, shared, parts,
+            G=group, D=dim, DP=padded, BM=tile, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
+            num_warps=4, **options,
+        )  # fmt: skip
+    return out
+
+
+def tree_attention_cached(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int,
+    fused: bool = True,
+) -> Tensor:
+    """Attention of q [B,M,Hq,D] over cache rows [0, length[b]) and the tail rows length[b] + r with mask[b,m,r].
+
+    `window` > 0: of the committed rows only the last `window` before positions int64 [B,M].
+    """
+    return attend(q, k_cache, v_cache, length, mask.shape[-1], scale, window, mask=mask, positions=positions)
+
+
+def causal_attention_cached(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    positions: Tensor,
+    offset: int,
+    scale: float,
+    window: int,
+    fused: bool = True,
+) -> Tensor:
+    """As `tree_attention_cached` for a chain: row m of q sees the tail rows [0, offset + m]."""
+    rows = offset + q.shape[1]
+    return attend(q, k_cache, v_cache, length, rows, scale, window, positions=positions, offset=offset)
+
+
+def tree_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    k_new: Tensor,
+    v_new: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int,
+    fused: bool = True,
+) -> Tensor:
+    """As `tree_attention_cached` where the new rows are k_new, v_new [B,R,Hkv,D]."""
+    return attend(
+        q, k_cache, v_cache, length, k_new.shape[1], scale, window,
+        fresh=(k_new, v_new), mask=mask, positions=positions,
+    )  # fmt: skip
+
+
+def causal_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    k_new: Tensor,
+    v_new: Tensor,
+    positions: Tensor,
+    offset: int,
+    scale: float,
+    window: int,
+    fused: bool = True,
+) -> Tensor:
+    """As `causal_attention_cached` where the new rows are k_new, v_new [B,R,Hkv,D]."""
+    return attend(
+        q, k_cache, v_cache, length, k_new.shape[1], scale, window,
+        fresh=(k_new, v_new), positions=positions, offset=offset,
+    )  # fmt: skip
+
+
+def ancestor_mask(parent_row: Tensor, valid: Tensor) -> Tensor:
+    """Ancestor-or-self closure bool [B,N,N] of parent rows int64 [B,N] (0: the root) and valid bool [B,N]."""
+    batch, nodes = parent_row.shape
+    mask = torch.empty(batch, nodes, nodes, dtype=torch.bool, device=parent_row.device)
+    rows = min(CLIMBING, power_of_two(nodes))
+    close_ancestors[(batch, -(-nodes // rows))](
+        parent_row.contiguous(), valid.contiguous().view(torch.uint8), mask.view(torch.uint8), nodes,
+        NP=power_of_two(nodes), ROWS=rows, num_warps=1,
+    )  # fmt: skip
+    return mask
+
+
+def rope_tables(
+    positions: Tensor, dim: int, theta: float, scaling: list[float], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos, sin [B,M,dim/2] of the rotary angles at positions int64 [B,M], computed in float32 and rounded once.
+
+    The frequencies are worked out on the CPU, as torch does it there, and are constants of the kernel.
+    """
+    frequencies = rope_frequencies(dim, theta, scaling, torch.float32, torch.device("cpu"))
+    cos, sin = (torch.empty(*positions.shape, dim // 2, dtype=dtype, device=positions.device) for _ in range(2))
+    rope_angles[(positions.numel(),)](
+        positions.contiguous(), cos, sin,
+        FREQUENCIES=tuple(frequencies.tolist()), HALF=dim // 2, HP=power_of_two(dim // 2), num_warps=1,
+    )  # fmt: skip
+    return cos, sin
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B,M,H,D] rotated in halves by cos, sin [B,M,D/2]."""
+    x = rows_contiguous(x)
+    batch, tokens, heads, dim = x.shape
+    out = torch.empty(batch, tokens, heads, dim, dtype=x.dtype, device=x.device)
+    block = min(HEAD_BLOCK, power_of_two(heads))
+    rotate_halves[(batch * tokens, -(-heads // block))](
+        x, cos.contiguous(), sin.contiguous(), out, tokens, heads, *x.stride()[:3],
+        HALF=dim // 2, HP=power_of_two(dim // 2), HEADS=block, num_warps=4 if block * dim >= 1024 else 1,
+    )  # fmt: skip
+    return out
