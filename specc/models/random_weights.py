@@ -38,8 +38,11 @@ def random_weights(
     scale: float = 1.0,
     logit_scale: float = 3.0,
     include_optional: bool = False,
+    device: torch.device | str = "cpu",
 ) -> Weights:
     """Weights for every entry of `table`, the same for the same seed whatever else the table holds.
+
+    They are drawn on `device`: another kind of device draws other numbers.
 
     Each tensor is drawn in float64 from its own generator, keyed by (seed, role, decoder layer), and rounded to
     `dtype`. Linear layers have standard deviation scale * GAIN / sqrt(in_features), embeddings 1, norms lie
@@ -61,26 +64,27 @@ def random_weights(
             weights[entry.name] = _vocabulary_table(entry, table, seed)
             continue
         layers = tuple(
-            _draw(entry, layer, seed, scale, logit_scale, tied, geometry.norm_offset).to(dtype)
+            _draw(entry, layer, seed, scale, logit_scale, tied, geometry.norm_offset, device).to(dtype)
             for layer in entry.layers(geometry.num_hidden_layers)
         )
         weights[entry.name] = layers if entry.per_layer else layers[0]
     return weights
 
 
-def _generator(seed: int, name: str, layer: int) -> torch.Generator:
+def _generator(seed: int, name: str, layer: int, device: torch.device | str = "cpu") -> torch.Generator:
     key = hashlib.blake2b(f"{seed}:{name}:{layer}".encode(), digest_size=7).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key, "little"))
+    return torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
 
 
 def _draw(
-    entry: WeightEntry, layer: int, seed: int, scale: float, logit_scale: float, tied: bool, norm_offset: float
-) -> torch.Tensor:
+    entry: WeightEntry, layer: int, seed: int, scale: float, logit_scale: float, tied: bool, norm_offset: float,
+    device: torch.device | str,
+) -> torch.Tensor:  # fmt: skip
     role = entry.role
-    generator = _generator(seed, role, layer)
+    generator = _generator(seed, role, layer, device)
     if role in ("a_log", "dt_bias"):
-        return _decay(role, torch.rand(entry.shape, generator=generator, dtype=torch.float64))
-    noise = torch.randn(entry.shape, generator=generator, dtype=torch.float64)
+        return _decay(role, torch.rand(entry.shape, generator=generator, dtype=torch.float64, device=device))
+    noise = torch.randn(entry.shape, generator=generator, dtype=torch.float64, device=device)
     if role == "embed_tokens":
         return noise
     if len(entry.shape) >= 2:
@@ -103,7 +107,7 @@ def _decay(role: str, uniform: torch.Tensor) -> torch.Tensor:
     """
     low, high = DECAY_RATE if role == "a_log" else TIME_STEP
     if role == "a_log":
-        uniform = (torch.arange(len(uniform), dtype=uniform.dtype) + uniform) / len(uniform)
+        uniform = (torch.arange(len(uniform), dtype=uniform.dtype, device=uniform.device) + uniform) / len(uniform)
     logarithm = math.log(low) + uniform * (math.log(high) - math.log(low))
     return logarithm if role == "a_log" else logarithm.exp().expm1().log()
 

@@ -1,0 +1,187 @@
+"""Times of whole decoding steps of generated Triton modules: everything from token ids to the next token.
+
+    specc bench step [--case NAME ...] [--batch N ...] [--modules DIR] [--seconds S] [--output DIR] [--name NAME]
+
+Random weights, bfloat16, one CUDA graph per step. For every case and batch: a plain step beside its floor (weights,
+states and K/V rows read once at 4.3 TB/s) and beside the case's matrix products through cuBLAS alone; verifying all
+nodes of a tree without padding; every stage alone; the whole speculative step; and both kinds of step from the host
+through the module's `Decoder`, read-back included. Launches are counted by the profiler over one replay. Before
+anything is timed the logits of a plain step and of a verify are compared with a float64 module of the reference
+backend with the same weights. Results: NAME.json (default: step).
+
+`--modules DIR` keeps compiled modules: `CASE-B.py` is used where it is there, else compiled and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specc.bench.arguments import whole
+from specc.bench.gpu_timing import FAILURES, Row, error, failed, report, require_gpu, timed
+from specc.bench.results import RESULTS
+from specc.bench.step_cases import CASES, Case, floor_of, weights_on
+from specc.bench.step_stand import Stand, brought_up, form_rows, host_row, prefilled
+from specc.driver import compile_spec
+from specc.output import make_folder, write_text
+from specc.runtime.module import GeneratedModule, import_source
+from specc.spec import LoadedSpec
+
+BOUND = 0.1
+"""Of logits in bfloat16 against float64, relative: rounding alone gives 1e-2 to 5e-2 with sharp random weights, a wrong
+kernel about 1."""
+CHECKED_CONTEXT = 96
+
+
+def module_of(case: Case, loaded: LoadedSpec, batch: int, folder: Path | None) -> GeneratedModule:
+    """The case's Triton module, from `folder` if it is there."""
+    name = f"{case.name}-{batch}"
+    path = None if folder is None else folder / f"{name}.py"
+    if path is not None and path.is_file():
+        source = path.read_text(encoding="utf-8")
+    else:
+        source = compile_spec(loaded, "triton", verify=False).source
+        if path is not None:
+            make_folder(path.parent)
+            write_text(path, source)
+    return import_source(source, f"specc_bench_{name.replace('-', '_').replace('.', '_')}")
+
+
+def first_logits(module: Any, weights: Any, stand: Stand, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Logits of a plain step [B,V] and of a verify [B,N,V] after the first tokens of the prompts; same roots and tree."""
+    prompts = [prompt[:CHECKED_CONTEXT] for prompt in stand.prompts]
+    tokens, parent, valid = stand.tree
+    above = None if stand.loaded.spec.is_chain else parent
+    with torch.no_grad():
+        state = prefilled(module, weights, prompts, device)
+        state = state._replace(root_token=tokens[:, 0].clone())
+        verified = module.run_verify(weights, state, tokens, above, valid)[1]
+        state = prefilled(module, weights, prompts, device)
+        state = state._replace(root_token=tokens[:, 0].clone())
+        decoded = module.run_decode(weights, state)[1]
+    return decoded.logits, verified.logits
+
+
+def check_row(stand: Stand, device: torch.device | str = "cuda") -> Row:
+    """Errors of plain and verify logits against float64 by the reference backend."""
+    loaded = stand.case.loaded(stand.batch, "float64")
+    exact = import_source(compile_spec(loaded, "reference", verify=False).source, "specc_bench_exact")
+    wide = weights_on(exact, loaded, device)
+    found = first_logits(stand.module, stand.weights, stand, device)
+    expected = first_logits(exact, wide, stand, device)
+    errors = {name: error(one, two) for name, one, two in zip(("plain", "verify"), found, expected, strict=True)}
+    return {"form": "check", "errors": errors, "wrong": not all(value <= BOUND for value in errors.values())}
+
+
+def cublas_row(stand: Stand, rows: int) -> Row:
+    """Every matrix of the module by torch's matrix product, `rows` activations each, in one graph."""
+    matrices: list[Tensor] = []
+    for layout, value in zip(stand.module.WEIGHTS, stand.weights, strict=True):
+        parts = [value] if layout.layers is None else list(value)
+        head = layout.name == "embed_tokens" and stand.loaded.spec.target.geometry.tie_word_embeddings
+        if parts[0].dim() == 2 and (head or layout.name != "embed_tokens"):
+            matrices += parts
+    inputs = {width: torch.randn(rows, width, device="cuda").bfloat16() for width in {m.shape[1] for m in matrices}}
+    outputs = [torch.empty(rows, m.shape[0], device="cuda", dtype=m.dtype) for m in matrices]
+
+    def products() -> None:
+        for matrix, out in zip(matrices, outputs, strict=True):
+            torch.mm(inputs[matrix.shape[1]], matrix.T, out=out)
+
+    return {"form": f"cuBLAS products, {rows} rows", "products": len(matrices)} | timed([products] * 4).row()
+
+
+def judged(rows: Sequence[Row], stand: Stand) -> Iterator[Row]:
+    """Ratios of the case, and whether its bars are met (those are for one row at a time)."""
+    floor = floor_of(stand.loaded.spec, stand.batch, stand.case.context)
+    us = {row["form"]: row["us"] for row in rows if "us" in row}
+    case = stand.case if stand.batch == 1 else Case("", "", 0, 0)
+    if "plain" in us:
+        ratio = us["plain"] / floor.us
+        row: Row = {"form": "plain / floor", "floor_us": round(floor.us, 1), "ratio": round(ratio, 3)}
+        if case.plain_bar is not None:
+            row |= {"bar": case.plain_bar, "met": ratio <= case.plain_bar}
+        if case.plain_us is not None:
+            row |= {"bar_us": case.plain_us, "met": us["plain"] <= case.plain_us}
+        yield row
+    if "plain" in us and "verify" in us:
+        ratio = us["verify"] / us["plain"]
+        row = {"form": "verify / plain", "ratio": round(ratio, 3)}
+        yield row if case.verify_bar is None else row | {"bar": case.verify_bar, "met": ratio <= case.verify_bar}
+
+
+def case_rows(case: Case, batch: int, folder: Path | None) -> Iterator[Row]:
+    """All rows of one case and batch. The modules' kernels compile in the check, before anything is timed."""
+    began = time.perf_counter()
+    loaded = case.loaded(batch)
+    stand = brought_up(case, loaded, module_of(case, loaded, batch, folder), batch, "cuda")
+    yield {"form": "set-up", "seconds": round(time.perf_counter() - began, 1), "nodes": loaded.spec.num_nodes}
+    try:
+        yield check_row(stand)
+    except FAILURES as failure:
+        yield {"form": "check"} | failed(failure)
+    rows = []
+    with torch.no_grad():
+        for row in form_rows(stand):
+            rows.append(row)
+            yield row
+        yield from judged(rows, stand)
+        for count in (batch, batch * loaded.spec.num_nodes):
+            yield cublas_row(stand, count)
+    yield host_row(stand, speculative=False)
+    yield host_row(stand, speculative=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="specc bench step", description=about)
+    parser.add_argument("--case", action="append", choices=[*CASES], help="only these (default: all)")
+    parser.add_argument("--batch", action="append", type=whole(1), metavar="N", help="rows at once (default: 1 and 8)")
+    parser.add_argument("--modules", type=Path, metavar="DIR", help="keep compiled modules here, and use those there")
+    parser.add_argument("--seconds", type=float, default=240.0, help="start no further case after so many seconds")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
+    parser.add_argument("--name", default="step", help="of the results' file")
+    parser.add_argument(
+        "--compile-only", action="store_true", help="write the modules to --modules and end; no GPU needed"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """1 if logits were wrong or a case failed."""
+    parser = _parser()
+    args = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    cases = [CASES[name] for name in args.case or CASES]
+    pairs = [(case, batch) for batch in args.batch or (1, 8) for case in cases]
+    if args.compile_only:
+        if args.modules is None:
+            parser.error("argument --compile-only: needs --modules")
+        for case, batch in pairs:
+            module_of(case, case.loaded(batch), batch, args.modules)
+        return 0
+    require_gpu("specc bench step")
+    result, begin, skipped = report(args.name, "specc.bench.step", argv, args.output), time.monotonic(), []
+    for case, batch in pairs:
+        label: Row = {"case": case.name, "batch": batch, "context": case.context}
+        if time.monotonic() - begin > args.seconds:
+            skipped.append(label)
+            continue
+        try:
+            for row in case_rows(case, batch, args.modules):
+                result.add(label | row)
+        except FAILURES as failure:
+            result.add(label | {"form": "failed"} | failed(failure))
+        torch.cuda.empty_cache()
+        result.write(skipped=skipped)
+    return int(result.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What `specc bench step` measures: model geometries with random weights, the bytes a step has to read, drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+import yaml
+
+from specc.bench.gpu_timing import RATE
+from specc.check.weights import program_weights
+from specc.lower.assemble import lower
+from specc.models.random_weights import random_weights
+from specc.models.weights import weight_table
+from specc.runtime.module import GeneratedModule
+from specc.spec import LoadedSpec, Spec, from_mapping
+from specc.testing.draft_tree import DraftTree, make_tree
+
+SPECS = Path(__file__).resolve().parents[1] / "specs"
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TREE_OF_16: Mapping[str, Any] = {
+    "method": "prompt_lookup",
+    "tree": "dynamic",
+    "num_speculative_tokens": 15,
+    "num_steps": 6,
+    "top_k": 3,
+    "ngram": {"min": 1, "max": 4},
+}
+GREEDY: Mapping[str, Any] = {"method": "greedy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A shipped spec with some sections replaced, in bfloat16, without stop tokens.
+
+    `context`: committed tokens before the step. `plain_bar`: a plain step over reading weights and state once;
+    `plain_us`: a plain step in microseconds; `verify_bar`: verifying all nodes over that plain step (issue bars; None:
+    none is set).
+    """
+
+    name: str
+    spec: str
+    context: int
+    capacity: int
+    plain_bar: float | None = None
+    plain_us: float | None = None
+    verify_bar: float | None = None
+    sections: Mapping[str, Any] = field(default_factory=dict)
+
+    def loaded(self, batch: int, dtype: str = "bfloat16") -> LoadedSpec:
+        """The spec for so many rows at once."""
+        mapping: dict[str, Any] = yaml.safe_load((SPECS / self.spec).read_text(encoding="utf-8"))
+        mapping |= {"name": f"bench-{self.name}".replace(".", "-"), "accept": dict(GREEDY)} | dict(self.sections)
+        runtime = {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype}
+        if dtype == "float64" and mapping["target"]["family"] in ("gated_deltanet", "qwen3_next"):
+            runtime["state_dtype"] = "float64"
+        return from_mapping(mapping | {"runtime": runtime}, base=SPECS)
+
+
+CASES: Mapping[str, Case] = {
+    case.name: case
+    for case in (
+        Case("gdn-1.3b", "gdn-1b3-specla.yaml", 512, 2000, plain_bar=1.6, verify_bar=1.2),
+        Case("llama-3.2-1b", "llama3-scaled.yaml", 4096, 4608, plain_bar=1.6, verify_bar=1.2,
+             sections={"draft": TREE_OF_16, "sampling": {"seed": 1}}),
+        Case("smollm2", "smollm2-prompt-lookup-tree.yaml", 512, 2048, plain_us=400.0),
+    )
+}  # fmt: skip
+
+
+def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device | str, seed: int = 0) -> Any:
+    """Random `Weights` of a module, drawn on the device, in the module's own layout and types.
+
+    The values are rounded to bfloat16 first, whatever the module's dtype: a float64 module of the same seed then has
+    the weights of a bfloat16 one. For specs whose drafter has no weights.
+    """
+    geometry = loaded.spec.target.geometry
+    drawn = random_weights(weight_table(geometry), geometry, seed, torch.bfloat16, device=device)
+    logical = {name: value if isinstance(value, torch.Tensor) else tuple(value) for name, value in drawn.items()}
+    layouts = {layout.name: layout for layout in module.WEIGHTS}
+    made = program_weights(layouts, lower(loaded.spec), logical)
+    cast = {
+        name: value.to(layouts[name].dtype)
+        if isinstance(value, torch.Tensor)
+        else tuple(part.to(layouts[name].dtype) for part in value)
+        for name, value in made.items()
+    }
+    return module.Weights(**cast)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Bytes of a plain step: weights read once, recurrent states read and written once, K and V rows read once."""
+
+    weights: int
+    state: int
+    kv: int
+
+    @property
+    def us(self) -> float:
+        """Microseconds at the rate that a plain sum reaches."""
+        return (self.weights + self.state + self.kv) / RATE * 1e6
+
+
+def floor_of(spec: Spec, batch: int, context: int) -> Floor:
+    """The fewest bytes of one plain step of `batch` rows with `context` committed tokens each.
+
+    An embedding table that is not the head too is read by rows only, which is not counted.
+    """
+    geometry = spec.target.geometry
+    size = DTYPES[spec.runtime.dtype].itemsize
+    counts = {
+        entry.name: torch.Size(entry.shape).numel() * len(entry.layers(geometry.num_hidden_layers))
+        for entry in weight_table(geometry)
+        if not entry.optional
+    }
+    if "lm_head" in counts:
+        counts.pop("embed_tokens")
+    state, attending = 0, 0
+    for layer in geometry.layers:
+        if layer.mixer == "delta":
+            delta = geometry.delta
+            assert delta is not None
+            per_row = delta.num_value_heads * delta.value_dim * delta.key_dim
+            state += 2 * batch * per_row * DTYPES[spec.runtime.state_dtype].itemsize
+        else:
+            attending += 1
+    kv = 2 * attending * batch * context * geometry.num_key_value_heads * geometry.head_dim * size
+    return Floor(sum(counts.values()) * size, state, kv)
+
+
+def prompt_of(spec: Spec, length: int, seed: int) -> list[int]:
+    """Random tokens in which a phrase comes back with other continuations, and which end with it.
+
+    The last token is to be the root: prompt lookup then finds as many continuations as it may follow.
+    """
+    rng, vocabulary = Random(seed), spec.target.geometry.vocab_size
+    phrase = [rng.randrange(vocabulary) for _ in range(3)]
+    ids: list[int] = []
+    while len(ids) < length:
+        ids += [*phrase, *(rng.randrange(vocabulary) for _ in range(9))]
+    return [*ids[: length - len(phrase)], *phrase]
+
+
+def full_tree(spec: Spec, root: int, rng: Random) -> DraftTree:
+    """A tree without padding, as deep as the spec's paths go: a chain for chain specs, else random below that."""
+    nodes, depth = spec.num_nodes, spec.depth
+    parent, level = [-1], [0]
+    for node in range(1, nodes):
+        if spec.is_chain or node <= depth:
+            above = node - 1
+        else:
+            above = rng.choice([other for other in range(node) if level[other] < depth])
+        parent.append(above)
+        level.append(level[above] + 1)
+    tokens = [root, *(rng.randrange(spec.target.geometry.vocab_size) for _ in range(nodes - 1))]
+    return make_tree(tokens, parent)

@@ -1,0 +1,148 @@
+"""What `specc bench step` does around its measurements, on small models with the reference backend on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specc.bench import step as bench
+from specc.bench.gpu_timing import RATE
+from specc.bench.step_cases import CASES, SPECS, TREE_OF_16, Case, floor_of, full_tree, prompt_of
+from specc.bench.step_stand import Stand, brought_up
+from specc.driver import compile_spec
+from specc.runtime.module import import_source
+from specc.spec import LoadedSpec, from_mapping
+
+LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+GDN = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_heads": 2, "head_dim": 8, "expand_v": 2, "conv_size": 4,
+    "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+DRAFT = dict(TREE_OF_16) | {"num_speculative_tokens": 7, "num_steps": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Small(Case):
+    """A case without a file."""
+
+    def loaded(self, batch: int, dtype: str = "float32") -> LoadedSpec:
+        llama = self.name == "llama"
+        mapping: dict[str, Any] = {
+            "specc": 1,
+            "name": self.name,
+            "target": {"family": "llama" if llama else "gated_deltanet", "config": LLAMA if llama else GDN},
+            "draft": DRAFT,
+            "accept": {"method": "greedy"},
+            "runtime": {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype},
+        }
+        if not llama:
+            mapping |= {"commit": {"state": "factors", "update": "deferred"}}
+            mapping["runtime"] |= {"state_dtype": dtype}
+        return from_mapping(mapping)
+
+
+def stand_of(name: str, batch: int = 2) -> Stand:
+    case = Small(name, "", 20, 64)
+    loaded = case.loaded(batch)
+    module = import_source(compile_spec(loaded, "reference", verify=False).source, f"specc_bench_{name}_{batch}")
+    return brought_up(case, loaded, module, batch, "cpu")
+
+
+@pytest.mark.parametrize("name", ["llama", "gdn"])
+def test_every_form_runs_and_planted_drafts_are_taken(name: str) -> None:
+    stand = stand_of(name)
+    with torch.no_grad():
+        stand.plant()
+        before = [kept for _, kept in stand.moving()]
+        stand.verify()
+        stand.accept()
+        assert stand.accepted.accept_length.tolist() == [3, 3]
+        stand.make_draft()
+        assert stand.drafted.valid.sum(1).min() > 1  # the prompts repeat their ends
+        length = stand.state.length.clone()
+        stand.commit()
+        assert (stand.state.length - length).tolist() == [4, 4]
+        for (slot, _), kept in zip(stand.moving(), before, strict=True):
+            slot.copy_(kept)
+        assert torch.equal(stand.state.length, length)
+        stand.plain()
+        assert (stand.state.length - length).tolist() == [1, 1]
+        stand.step()
+        assert (stand.state.length - length).min() >= 2
+
+
+@pytest.mark.parametrize("name", ["llama", "gdn"])
+def test_the_check_compares_with_float64_and_fails_where_weights_differ(name: str) -> None:
+    stand = stand_of(name)
+    row = bench.check_row(stand, "cpu")
+    assert not row["wrong"]
+    assert set(row["errors"]) == {"plain", "verify"}
+    assert max(row["errors"].values()) < 1e-4
+    last = stand.weights.down_proj[-1]
+    last.copy_(torch.randn_like(last))
+    assert bench.check_row(stand, "cpu")["wrong"]
+
+
+def test_floors_are_those_of_the_design() -> None:
+    found = {name: floor_of(case.loaded(1).spec, 1, case.context) for name, case in CASES.items()}
+    assert found["gdn-1.3b"].weights / RATE == pytest.approx(651e-6, rel=2e-3)
+    assert found["gdn-1.3b"].state / RATE == pytest.approx(24e-6, rel=3e-2)
+    assert found["llama-3.2-1b"].weights / RATE == pytest.approx(575e-6, rel=2e-3)
+    assert found["llama-3.2-1b"].kv == 16 * 2 * 8 * 64 * 4096 * 2
+    assert found["smollm2"].weights / RATE == pytest.approx(63e-6, rel=1e-2)
+    eight = floor_of(CASES["gdn-1.3b"].loaded(8).spec, 8, 512)
+    assert (eight.weights, eight.state) == (found["gdn-1.3b"].weights, 8 * found["gdn-1.3b"].state)
+
+
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_trees_are_full_legal_and_as_deep_as_the_spec(name: str, seed: int) -> None:
+    spec = CASES[name].loaded(1).spec
+    tree = full_tree(spec, 5, Random(seed))
+    level = [0]
+    for node in range(1, tree.num_nodes):
+        assert 0 <= tree.parent[node] < node
+        level.append(level[tree.parent[node]] + 1)
+    assert (tree.num_nodes, tree.num_valid, max(level)) == (spec.num_nodes, spec.num_nodes, spec.depth)
+
+
+@given(st.integers(8, 300), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_prompts_have_their_length_and_repeat_their_end(length: int, seed: int) -> None:
+    prompt = prompt_of(CASES["smollm2"].loaded(1).spec, length, seed)
+    assert len(prompt) == length
+    text = ",".join(map(str, prompt))
+    assert length < 20 or text.count(",".join(map(str, prompt[-3:]))) > 1
+
+
+def test_bars_are_judged_at_one_row_only() -> None:
+    stand = stand_of("gdn", 1)
+    rows = [{"form": "plain", "us": 10.0}, {"form": "verify", "us": 13.0}]
+    stand.case = Small("gdn", "", 20, 64, plain_bar=1.6, verify_bar=1.2)
+    plain, verify = bench.judged(rows, stand)
+    assert (plain["met"], verify["met"], verify["ratio"]) == (False, False, 1.3)
+    floor = floor_of(stand.loaded.spec, 1, 20).us
+    assert next(bench.judged([{"form": "plain", "us": 1.5 * floor}], stand))["met"]
+    stand.prompts = stand.prompts * 2
+    assert not [row for row in bench.judged(rows, stand) if "met" in row]
+
+
+def test_modules_are_kept_and_used_again(tmp_path: Path) -> None:
+    mapping = yaml.safe_load((SPECS / "smollm2-plain.yaml").read_text())
+    assert mapping["name"] == "smollm2-plain"
+    case = Small("llama", "", 20, 64)
+    kept = tmp_path / "llama-2.py"
+    kept.write_text("MARK = 5\n")
+    module: Any = bench.module_of(case, case.loaded(2), 2, tmp_path)
+    assert module.MARK == 5
