@@ -40,7 +40,7 @@ class Dialect:
     function for an op with these (raw) arguments, where it depends on them. `reserved`: names that no local variable
     may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
     the caller says otherwise. `whole_step`: makes one graph of draft, verify, accept and commit; its slots change in
-    place.
+    place. `specialised`: bind constants in the copied functions (see specialise.py).
     """
 
     name: str
@@ -51,3 +51,4 @@ class Dialect:
     decoder: type | None = None
     device: str = "cpu"
     whole_step: Callable[[Mapping[str, GraphModule]], GraphModule] | None = None
+    specialised: bool = False

@@ -18,6 +18,7 @@ from specc.backends.printing.layout import format_source
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.runtime import edge, loader, rows
+from specc.backends.printing.specialise import function_names, specialise
 from specc.backends.printing.steps import WHOLE_STEP, print_step, signature
 from specc.ir.dims import type_text
 from specc.ir.op import info
@@ -229,6 +230,8 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
         *host,
     ]
     body = "\n\n\n".join(parts)
+    if dialect.specialised:
+        body = specialise(body, function_names("\n".join(kernels)))
     text = "\n".join([*_header(dialect, program, module), *_imports(sources, body), "", body, ""])
     return with_hash(format_source(text))
 

@@ -21,6 +21,7 @@ DIALECT = Dialect(
     decoder=Decoder,
     device="cuda",
     whole_step=composed,
+    specialised=True,
 )
 
 
