@@ -2,6 +2,10 @@
 
 HYPOTHESIS_PROFILE=quick (the default) draws the same examples every time; `ci` draws more, `thorough` many and
 new ones. Under xdist each worker uses one thread, or the workers fight over the cores.
+
+Kernels run in Triton's interpreter here. Triton reads that flag once, while it is imported, and torch imports Triton
+on behalf of nearly every test: the flag of one folder would come too late. What needs compiled kernels runs in a
+process of its own (tests/backends/triton/compiled_kernels.py).
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, Phase, settings
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "quick",
