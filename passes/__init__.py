@@ -14,6 +14,7 @@ from specc.passes.canonicalize import Canonicalize
 from specc.passes.cse import CommonSubexpressions
 from specc.passes.dce import DeadCode
 from specc.passes.fuse_deferred_state_update import FuseDeferredStateUpdate
+from specc.passes.fuse_linear import FuseLinear
 from specc.passes.fuse_projections import FuseProjections
 from specc.passes.insert_tree_masks import InsertTreeMasks
 from specc.passes.layer_major import LayerMajor
@@ -35,11 +36,12 @@ AVAILABLE: Mapping[str, type[Pass]] = {
         DeadCode,
         SelectSchedule,
         PlanBuffers,
+        FuseLinear,
     )
 }
 
 
-DEVICE_PASSES: Mapping[str, tuple[Pass, ...]] = {}
+DEVICE_PASSES: Mapping[str, tuple[Pass, ...]] = {"triton": (FuseLinear(),)}
 """What a target adds to any pipeline that ends in buffers: it prepares for that backend and changes no meaning."""
 
 

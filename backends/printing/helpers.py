@@ -40,6 +40,8 @@ def source_file(module_name: str) -> SourceFile:
     for statement in ast.parse(text).body:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
             definitions[statement.name] = statement
+        elif isinstance(statement, ast.Assign) and (alias := _alias(statement)) is not None:
+            imports[alias[1]] = alias
         elif isinstance(statement, ast.Assign):
             definitions.update({target.id: statement for target in statement.targets if isinstance(target, ast.Name)})
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -50,6 +52,14 @@ def source_file(module_name: str) -> SourceFile:
             module_of = statement.module
             imports.update({alias.asname or alias.name: (module_of, alias.name) for alias in statement.names})
     return SourceFile(module_name, tuple(text.splitlines()), definitions, imports)
+
+
+def _alias(statement: ast.Assign) -> tuple[str, str] | None:
+    """(`torch`, `Tensor`) of `Tensor = torch.Tensor`, which is an import by another name."""
+    target, value = statement.targets[0], statement.value
+    if isinstance(target, ast.Name) and isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+        return (value.value.id, value.attr) if value.value.id == "torch" and value.attr == target.id else None
+    return None
 
 
 def import_statement(local: str, module: str, attribute: str | None) -> str:

@@ -6,15 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specc.backends.printing.dialect import Variant
-from specc.backends.triton.ops import cache
+from specc.backends.triton.ops import attention, cache, linear
 
 Function = Callable[..., Any]
 
 FUNCTIONS: tuple[Function, ...] = (
+    attention.ancestor_mask,
+    attention.causal_attention,
+    attention.causal_attention_cached,
+    attention.rope,
+    attention.rope_tables,
+    attention.tree_attention,
+    attention.tree_attention_cached,
+    cache.append_path_layers_,
     cache.append_rows,
     cache.append_rows_,
     cache.commit_path,
     cache.commit_path_,
+    cache.commit_path_layers_,
+    linear.fused_linear,
 )
 KERNELS: Mapping[str, Function] = {function.__name__: function for function in FUNCTIONS}
 NAMES: frozenset[str] = frozenset(KERNELS)
