@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from specc.backends.triton.kernels.cache import move_rows, overlay_rows
+from specc.backends.triton.kernels.conv import last_inputs
 from specc.backends.triton.launch.core import power_of_two
 
 Tensor = torch.Tensor
@@ -17,6 +18,7 @@ ROW_BLOCK = 16
 MOVED = 2048
 """Elements that one program moves, at most: they wait in registers until all are read."""
 OVERLAID = 1024
+WINDOW_CHANNELS = 256
 
 
 def flat_rows(rows: Tensor, leading: int) -> Tensor:
@@ -99,6 +101,33 @@ def append_path_layers_(
     for first in range(0, len(caches), 3):
         into = [flat_rows(cache, 3) for cache in caches[first : first + 3]]
         launch_moves(into, [flat_rows(part, 3) for part in rows[first : first + 3]], chosen, start, count)
+
+
+def conv_commit_layers_(windows: list[Tensor], rows: list[Tensor], path: Tensor, count: Tensor) -> None:
+    """`conv_commit` in place for every layer of windows [L,B,W-1,C] and rows [L,B,N,C] (contiguous): a launch each."""
+    nodes = path.contiguous()
+    for window, source in zip(windows, rows, strict=True):
+        layers, batch, before, channels = window.shape
+        block = min(WINDOW_CHANNELS, power_of_two(channels))
+        last_inputs[(-(-channels // block), layers * batch)](
+            window,
+            source,
+            nodes,
+            count,
+            window,
+            source.shape[2],
+            nodes.shape[1],
+            channels,
+            source.stride(1),
+            source.stride(2),
+            W=before + 1,
+            BW=power_of_two(before),
+            BC=block,
+            PATH=True,
+            COUNT=True,
+            BATCH=batch,
+            num_warps=4,
+        )
 
 
 def overlaid(cache: Tensor, rows: Tensor, path: Tensor | None, start: Tensor, count: Tensor) -> Tensor:

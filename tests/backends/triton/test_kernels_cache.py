@@ -110,3 +110,15 @@ def test_a_row_without_count_is_not_read() -> None:
     triton_ops.commit_path_(cache, wild, torch.tensor([10**9, 1]), torch.tensor([0, 3]), True)
     assert torch.equal(cache[0], before[0])
     assert torch.equal(cache[1, 1:4], before[1, [1, 3, 4]])
+
+
+@settings(max_examples=15, deadline=None)
+@given(case=moves(), taps=st.integers(2, 5))
+def test_windows_of_every_layer_follow_the_path(case: dict[str, Any], taps: int) -> None:
+    rows = [part.flatten(3) if part.dim() > 3 else part.unsqueeze(3) for part in (case["rows"], case["rows"].flip(2))]
+    windows = [part[:, :, :1].repeat(1, 1, taps - 1, 1) + turn for turn, part in enumerate(rows)]
+    rows, windows = [x.float() for x in rows], [x.float() for x in windows]
+    expected = [window.clone() for window in windows]
+    reference("conv_commit_layers_")(expected, rows, case["path"], case["count"])
+    triton_ops.conv_commit_layers_(windows, rows, case["path"], case["count"])
+    assert all(torch.equal(a, b) for a, b in zip(windows, expected, strict=True))

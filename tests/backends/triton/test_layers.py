@@ -20,9 +20,9 @@ aten = torch.ops.aten
 LAYERS, BATCH, CAPACITY, NODES, LONGEST = 3, 2, 6, 4, 3
 CACHES, ROWS = ("c0", "c1", "c2"), ("r0", "r1", "w0")
 SHAPES: dict[str, tuple[int, ...]] = {
-    **{name: (LAYERS, BATCH, CAPACITY, 2) for name in CACHES},
+    **dict.fromkeys(CACHES, (LAYERS, BATCH, CAPACITY, 2)),
     "w0": (LAYERS, BATCH, 2, 2),
-    **{name: (LAYERS, BATCH, NODES, 2) for name in ("r0", "r1")},
+    **dict.fromkeys(("r0", "r1"), (LAYERS, BATCH, NODES, 2)),
 }
 INTEGERS: dict[str, tuple[int, ...]] = {"path": (BATCH, LONGEST), "start": (BATCH,), "count": (BATCH,)}
 KINDS = ("commit", "append", "append_path", "append_made", "window", "scale", "add_rows", "add_whole", "read")
