@@ -7,8 +7,6 @@ holds the draft and the results of the steps before.
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from specc.ir.interpreter import Hook, init_state, run_step
 from specc.program import DecodeProgram, Slot, input_ports
+from specc.runtime.module import import_source
 
 State = dict[str, Tensor]
 Bag = Mapping[str, Tensor | None]
@@ -86,13 +85,9 @@ class Interpreted:
         return {**state, **updates}, results
 
 
-def load_module(source: str, name: str) -> types.ModuleType:
+def load_module(source: str, name: str) -> Any:
     """Execute generated source as a module of its own, without touching the disk."""
-    module = types.ModuleType(name)
-    module.__file__ = f"<{name}>"
-    sys.modules[name] = module  # NamedTuple and annotations look their module up
-    exec(compile(source, module.__file__, "exec"), module.__dict__)
-    return module
+    return import_source(source, name)
 
 
 @dataclass(frozen=True, slots=True)

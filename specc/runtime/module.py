@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import linecache
 import sys
 import types
 from collections.abc import Sequence
@@ -78,10 +80,13 @@ class GeneratedModule(Protocol):
 def import_source(source: str, name: str) -> GeneratedModule:
     """The module of a source text, registered in sys.modules as `name` so that tracebacks and typing find it.
 
-    `name` should not be the name of an importable package; the same name replaces the module made before.
+    `name` should not be the name of an importable package; the same name replaces the module made before. Triton reads
+    the text of a kernel when it is first launched: the text stays known under a file name that no other text has.
     """
     module = types.ModuleType(name)
-    module.__file__ = f"<{name}>"
+    file = f"<{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[file] = (len(source), None, [f"{line}\n" for line in source.split("\n")], file)
+    module.__file__ = file
     sys.modules[name] = module
     exec(compile(source, module.__file__, "exec"), module.__dict__)
     return cast(GeneratedModule, module)
