@@ -123,7 +123,7 @@ def init_state(program: DecodeProgram, device: str) -> str:
     return "\n".join([*lines, f"{INDENT})"])
 
 
-def constants(program: DecodeProgram, spec: Mapping[str, object], abi: int, fingerprint: str) -> str:
+def constants(program: DecodeProgram, spec: Mapping[str, object], abi: int, fingerprint: str, by_columns: bool) -> str:
     """ABI, FINGERPRINT, SPEC and the limits."""
     attributes = program.attributes
     longest = attributes.get("max_sequence_length", 1 << 40)
@@ -138,5 +138,6 @@ def constants(program: DecodeProgram, spec: Mapping[str, object], abi: int, fing
             f"MAX_BATCH_SIZE: int = {literal(rows)}",
             f"VOCAB_SIZE: int = {literal(vocabulary)}",
             f"SEED: int = {literal(attributes.get('seed', 0))}",
+            f"MATRICES_BY_COLUMNS: bool = {by_columns}",
         ]
     )

@@ -41,6 +41,7 @@ class Dialect:
     may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
     the caller says otherwise. `whole_step`: makes one graph of draft, verify, accept and commit; its slots change in
     place. `specialised`: bind constants in the copied functions (see specialise.py).
+    `by_columns`: the loader stores matrices [out, in] with contiguous columns.
     """
 
     name: str
@@ -52,3 +53,4 @@ class Dialect:
     device: str = "cpu"
     whole_step: Callable[[Mapping[str, GraphModule]], GraphModule] | None = None
     specialised: bool = False
+    by_columns: bool = True

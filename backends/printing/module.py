@@ -62,7 +62,8 @@ class WeightLayout(NamedTuple):
 '''
 # Names that the printed part of a module defines.
 PROVIDED = (
-    "ABI FINGERPRINT SPEC MAX_SEQUENCE_LENGTH MAX_BATCH_SIZE VOCAB_SIZE SEED SLOTS WEIGHTS SlotLayout WeightLayout "
+    "ABI FINGERPRINT SPEC MAX_SEQUENCE_LENGTH MAX_BATCH_SIZE VOCAB_SIZE SEED MATRICES_BY_COLUMNS "
+    "SLOTS WEIGHTS SlotLayout WeightLayout "
     "Weights State Draft Verified Accepted Decoded init_state Any NamedTuple Tensor torch F weights state annotations "
     + " ".join(f"{step} run_{step}" for step in STEPS)
     + f" Stepped run_{WHOLE_STEP}"
@@ -190,7 +191,8 @@ def _imports(sources: HelperSources, body: str) -> list[str]:
     }
     wanted = sources.imports | fixed
     used = {text for name, text in wanted.items() if re.search(rf"(?<![\w.]){re.escape(name)}\b", body)}
-    groups = [{text for text in used if "torch" not in text}, {text for text in used if "torch" in text}]
+    installed = {text for text in used if text.split()[1].split(".")[0] in ("torch", "triton")}
+    groups = [used - installed, installed]
     lines = ["from __future__ import annotations"]
     for group in groups:
         lines += ["", *sorted(text for text in group if text.startswith("import "))]
@@ -214,7 +216,7 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
     _runtime(dialect, program, sources)
     host = sources.texts[len(kernels) :]
     parts = [
-        declarations.constants(program, module.spec, ABI, module.fingerprint),
+        declarations.constants(program, module.spec, ABI, module.fingerprint, dialect.by_columns),
         LAYOUTS.strip(),
         declarations.tables(program),
         declarations.weights_class(program.weights),

@@ -22,6 +22,7 @@ DIALECT = Dialect(
     device="cuda",
     whole_step=composed,
     specialised=True,
+    by_columns=False,
 )
 
 

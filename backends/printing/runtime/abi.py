@@ -15,6 +15,7 @@ MAX_SEQUENCE_LENGTH: int = 0
 MAX_BATCH_SIZE: int = 0
 VOCAB_SIZE: int = 0
 SEED: int = 0
+MATRICES_BY_COLUMNS: bool = True
 
 
 class SlotLayout(NamedTuple):
