@@ -55,7 +55,7 @@ def module_of(case: Case, loaded: LoadedSpec, batch: int, folder: Path | None) -
 
 
 def first_logits(module: Any, weights: Any, stand: Stand, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Logits of a plain step [B,V] and of a verify [B,N,V] after the first tokens of the prompts; same roots and tree."""
+    """Logits of a plain step [B,V] and of a verify [B,N,V] after the first tokens of the prompts: same roots, trees."""
     prompts = [prompt[:CHECKED_CONTEXT] for prompt in stand.prompts]
     tokens, parent, valid = stand.tree
     above = None if stand.loaded.spec.is_chain else parent

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 
 from specc.bench.gpu_timing import REPLAYS, WARM_UPS, Row, Timing, nbytes
 from specc.bench.step_cases import Case, full_tree, prompt_of, weights_on
@@ -199,7 +198,7 @@ def launches(graph: torch.cuda.CUDAGraph) -> Launches:
         torch.cuda.synchronize()
     found = Launches()
     for event in profile.events() or ():
-        if event.device_type == DeviceType.CUDA:
+        if str(event.device_type).endswith("CUDA"):
             spent = float(event.time_range.elapsed_us())
             found.count += 1
             found.us += spent

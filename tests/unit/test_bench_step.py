@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,41 +14,11 @@ from hypothesis import strategies as st
 
 from specc.bench import step as bench
 from specc.bench.gpu_timing import RATE
-from specc.bench.step_cases import CASES, SPECS, TREE_OF_16, Case, floor_of, full_tree, prompt_of
+from specc.bench.step_cases import CASES, SPECS, floor_of, full_tree, prompt_of
 from specc.bench.step_stand import Stand, brought_up
 from specc.driver import compile_spec
 from specc.runtime.module import import_source
-from specc.spec import LoadedSpec, from_mapping
-
-LLAMA = {
-    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 256, "tie_word_embeddings": True,
-}  # fmt: skip
-GDN = {
-    "num_hidden_layers": 2, "hidden_size": 32, "num_heads": 2, "head_dim": 8, "expand_v": 2, "conv_size": 4,
-    "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
-DRAFT = dict(TREE_OF_16) | {"num_speculative_tokens": 7, "num_steps": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Small(Case):
-    """A case without a file."""
-
-    def loaded(self, batch: int, dtype: str = "float32") -> LoadedSpec:
-        llama = self.name == "llama"
-        mapping: dict[str, Any] = {
-            "specc": 1,
-            "name": self.name,
-            "target": {"family": "llama" if llama else "gated_deltanet", "config": LLAMA if llama else GDN},
-            "draft": DRAFT,
-            "accept": {"method": "greedy"},
-            "runtime": {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype},
-        }
-        if not llama:
-            mapping |= {"commit": {"state": "factors", "update": "deferred"}}
-            mapping["runtime"] |= {"state_dtype": dtype}
-        return from_mapping(mapping)
+from tests.unit.bench_fixtures import Small
 
 
 def stand_of(name: str, batch: int = 2) -> Stand:
