@@ -31,6 +31,11 @@ def no_variant(_op: str, _arguments: Mapping[str, Any]) -> Variant | None:
     return None
 
 
+def no_constants(_spec: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+    """For a backend whose functions have no constants that a spec sets."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One backend's functions.
@@ -41,7 +46,8 @@ class Dialect:
     may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
     the caller says otherwise. `whole_step`: makes one graph of draft, verify, accept and commit; its slots change in
     place. `specialised`: bind constants in the copied functions (see specialise.py).
-    `by_columns`: the loader stores matrices [out, in] with contiguous columns.
+    `by_columns`: the loader stores matrices [out, in] with contiguous columns. `constants`: (file, name) of constants
+    of copied files -> their value for a spec, as source.
     """
 
     name: str
@@ -54,3 +60,4 @@ class Dialect:
     whole_step: Callable[[Mapping[str, GraphModule]], GraphModule] | None = None
     specialised: bool = False
     by_columns: bool = True
+    constants: Callable[[Mapping[str, Any]], Mapping[tuple[str, str], str]] = no_constants

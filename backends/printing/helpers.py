@@ -7,10 +7,11 @@ Names that two files use for different things are told apart.
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -73,10 +74,17 @@ def import_statement(local: str, module: str, attribute: str | None) -> str:
 class HelperSources:
     """Collects definitions; `name_of` is the name a definition has in the generated module."""
 
-    def __init__(self, reserved: Iterable[str] = (), provided: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        reserved: Iterable[str] = (),
+        provided: frozenset[str] = frozenset(),
+        replaced: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
         self.reserved = set(reserved)
         # Modules whose names the generated module defines by itself.
         self.provided = provided
+        # (module, name) of a constant -> its value in the generated module, as source.
+        self.replaced = dict(replaced or {})
         self.imports: dict[str, str] = {}
         self.texts: list[str] = []
         self._names: dict[tuple[str, str], str] = {}
@@ -99,6 +107,10 @@ class HelperSources:
         statement = file.definitions[name]
         given = self._names[key] = self._free(name)
         renames = {name: given} | self._needs(file, statement, name)
+        if key in self.replaced and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            statement = _with_value(statement, self.replaced[key])
+            self.texts.append(ast.unparse(statement))
+            return given
         self.texts.append(_segment(file, statement, renames))
         return given
 
@@ -143,6 +155,13 @@ def _names(statement: ast.stmt) -> list[ast.Name]:
                 continue
             stack.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, ast.AST))
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _with_value(statement: ast.Assign | ast.AnnAssign, source: str) -> ast.stmt:
+    """The same constant with another value; what it calls must be what the original calls."""
+    made = copy.deepcopy(statement)
+    made.value = ast.parse(source, mode="eval").body
+    return made
 
 
 def _decorated(statement: ast.stmt) -> bool:

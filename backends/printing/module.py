@@ -210,7 +210,8 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
     if dialect.whole_step is not None and all(step in program.graphs for step in STEPS):
         program = program.with_graphs(**{WHOLE_STEP: dialect.whole_step(program.graphs)})
     reserved = set(PROVIDED)
-    sources = HelperSources(reserved, provided=frozenset({"specc.backends.printing.runtime.abi"}))
+    constants = dialect.constants(module.spec)
+    sources = HelperSources(reserved, frozenset({"specc.backends.printing.runtime.abi"}), constants)
     steps = _steps(dialect, program, sources, module)
     kernels = list(sources.texts)
     _runtime(dialect, program, sources)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
@@ -12,6 +14,13 @@ from specc.backends.triton.ops.table import KERNELS, NAMES, variant
 from specc.backends.triton.runtime.decoder import Decoder
 from specc.diagnostics import DiagnosticError
 from specc.program import DecodeProgram
+
+
+def numerics(spec: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+    """`numerics: fast` lets float32 products be one tf32 product, and states one bfloat16 piece."""
+    fast = spec.get("numerics") == "fast"
+    return {("specc.backends.triton.kernels.dot", "EXACT"): "tl.constexpr(False)"} if fast else {}
+
 
 DIALECT = Dialect(
     name="triton",
@@ -23,6 +32,7 @@ DIALECT = Dialect(
     whole_step=composed,
     specialised=True,
     by_columns=False,
+    constants=numerics,
 )
 
 
