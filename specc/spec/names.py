@@ -22,6 +22,7 @@ PASS_NAMES: tuple[str, ...] = (
     "fuse-projections",
     "select-schedule",
     "plan-buffers",
+    "fuse-linear",
     "legalize-reference",
     "legalize-triton",
     "legalize-ascend",

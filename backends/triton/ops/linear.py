@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from specc.backends.triton.kernels.linear import linear
-from specc.backends.triton.launch.core import Launch, interpreted, power_of_two
+from specc.backends.triton.launch.core import interpreted, power_of_two
 
 Tensor = torch.Tensor
 
@@ -80,7 +80,7 @@ def arrived(device: torch.device, tiles: int) -> Tensor:
     return have
 
 
-def linear_launch(
+def launch_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -90,8 +90,8 @@ def linear_launch(
     residual: Tensor | None,
     y: Tensor,
     config: LinearConfig,
-) -> Launch:
-    """The launch for x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F]."""
+) -> None:
+    """The kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F]."""
     rows, hidden = x.shape
     features = y.shape[1]
     bm = min(64, power_of_two(rows, 16))
@@ -99,37 +99,39 @@ def linear_launch(
     stage = (owned + bm) * config.bk * x.element_size()
     blocks, tiles = -(-rows // bm), -(-features // config.bf)
     area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
-    arguments: dict[str, Any] = {
-        "x": x,
-        "weight": weight,
-        "bias": weight if bias is None else bias,
-        "norm": weight if norm_weight is None else norm_weight,
-        "residual": x if residual is None else residual,
-        "y": y,
-        "partial": torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
-        "arrived": arrived(x.device, blocks * tiles) if area else y,
-        "rows": rows,
-        "features": features,
-        "hidden": hidden,
-        "x_stride": x.stride(0),
-        "residual_stride": 0 if residual is None else residual.stride(0),
-        "eps": eps,
-        "BF": config.bf,
-        "BM": bm,
-        "BK": config.bk,
-        "KW": config.kw,
-        "SPLIT": config.split,
-        "AHEAD": 0 if interpreted() or hidden % 8 else config.ahead,
-        "THREADS": 32 * config.warps,
-        "BIAS": bias is not None,
-        "NORM": norm_weight is not None,
-        "GATED": gated,
-        "RESIDUAL": residual is not None,
-        "EVEN": hidden % config.bk == 0,
-        "DEPENDENT": not interpreted(),
-    }
-    stages = max(1, min(config.stages, SHARED // stage))
-    return Launch(linear, (blocks, tiles, config.split), arguments, config.warps, stages, dependent=True)
+    options: dict[str, Any] = {} if interpreted() else {"launch_pdl": True}
+    linear[(blocks, tiles, config.split)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        weight if norm_weight is None else norm_weight,
+        x if residual is None else residual,
+        y,
+        torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
+        arrived(x.device, blocks * tiles) if area else y,
+        rows,
+        features,
+        hidden,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        eps,
+        BF=config.bf,
+        BM=bm,
+        BK=config.bk,
+        KW=config.kw,
+        SPLIT=config.split,
+        AHEAD=0 if interpreted() or hidden % 8 else config.ahead,
+        THREADS=32 * config.warps,
+        BIAS=bias is not None,
+        NORM=norm_weight is not None,
+        GATED=gated,
+        RESIDUAL=residual is not None,
+        EVEN=hidden % config.bk == 0,
+        DEPENDENT=not interpreted(),
+        num_warps=config.warps,
+        num_stages=max(1, min(config.stages, SHARED // stage)),
+        **options,
+    )
 
 
 def composed(
@@ -178,5 +180,5 @@ def fused_linear(
     if rows:
         beside = None if residual is None else flat_rows(residual)
         config = linear_config(hidden, features, gated, x.dtype)
-        linear_launch(flat_rows(x), weight, bias, norm_weight, eps, gated, beside, y.view(-1, features), config).run()
+        launch_linear(flat_rows(x), weight, bias, norm_weight, eps, gated, beside, y.view(-1, features), config)
     return y

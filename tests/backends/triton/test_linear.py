@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.backends.triton.ops.linear import (
+    _ARRIVED,
     FLOAT32,
     LINEAR,
     MOST_ROWS,
     SHARED,
     LinearConfig,
     fused_linear,
+    launch_linear,
     linear_config,
-    linear_launch,
 )
 from specc.ir import ops
 
@@ -46,7 +47,7 @@ class Case:
         """The kernel on some of the rows, into a poisoned result."""
         x, residual = self.x[rows], None if self.residual is None else self.residual[rows]
         y = torch.full((x.shape[0], self.weight.shape[0] // (1 + self.gated)), float("nan"), dtype=x.dtype)
-        linear_launch(x, self.weight, self.bias, self.norm, 1e-6, self.gated, residual, y, config).run()
+        launch_linear(x, self.weight, self.bias, self.norm, 1e-6, self.gated, residual, y, config)
         return y
 
     def expected(self) -> torch.Tensor:
@@ -133,9 +134,8 @@ def test_counters_are_left_at_zero_for_the_next_launch() -> None:
     results = []
     for _ in range(2):
         y = torch.full((2, 40), float("nan"))
-        launch = linear_launch(x, weight, None, None, 0.0, False, None, y, config)
-        launch.run()
-        assert not launch.arguments["arrived"].any()
+        launch_linear(x, weight, None, None, 0.0, False, None, y, config)
+        assert not _ARRIVED[x.device].any()
         results.append(y)
     assert torch.equal(*results)
     assert distance(results[0], x.double() @ weight.double().T) <= BOUNDS[torch.float32]
