@@ -9,7 +9,8 @@ through the module's `Decoder`, read-back included. Launches are counted by the 
 anything is timed the logits of a plain step and of a verify are compared with a float64 module of the reference
 backend with the same weights. Results: NAME.json (default: step).
 
-`--modules DIR` keeps compiled modules: `CASE-B.py` is used where it is there, else compiled and written.
+`--modules DIR` keeps compiled modules: `CASE-B.py` (and `CASE-B-exact.py`, the float64 one) is used where it is there,
+else compiled and written.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from specc.bench.step_stand import Stand, brought_up, form_rows, host_row, prefi
 from specc.driver import compile_spec
 from specc.output import make_folder, write_text
 from specc.runtime.module import GeneratedModule, import_source
-from specc.spec import LoadedSpec
 
 BOUND = 0.1
 """Of logits in bfloat16 against float64, relative: rounding alone gives 1e-2 to 5e-2 with sharp random weights, a wrong
@@ -40,14 +40,18 @@ kernel about 1."""
 CHECKED_CONTEXT = 96
 
 
-def module_of(case: Case, loaded: LoadedSpec, batch: int, folder: Path | None) -> GeneratedModule:
-    """The case's Triton module, from `folder` if it is there."""
-    name = f"{case.name}-{batch}"
+EXACT = "-exact"
+
+
+def module_of(case: Case, batch: int, folder: Path | None, exact: bool = False) -> GeneratedModule:
+    """The case's Triton module, or its float64 module of the reference backend; from `folder` if it is there."""
+    name = f"{case.name}-{batch}{EXACT if exact else ''}"
     path = None if folder is None else folder / f"{name}.py"
     if path is not None and path.is_file():
         source = path.read_text(encoding="utf-8")
     else:
-        source = compile_spec(loaded, "triton", verify=False).source
+        loaded = case.loaded(batch, "float64") if exact else case.loaded(batch)
+        source = compile_spec(loaded, "reference" if exact else "triton", verify=False).source
         if path is not None:
             make_folder(path.parent)
             write_text(path, source)
@@ -69,11 +73,10 @@ def first_logits(module: Any, weights: Any, stand: Stand, device: torch.device |
     return decoded.logits, verified.logits
 
 
-def check_row(stand: Stand, device: torch.device | str = "cuda") -> Row:
+def check_row(stand: Stand, folder: Path | None = None, device: torch.device | str = "cuda") -> Row:
     """Errors of plain and verify logits against float64 by the reference backend."""
-    loaded = stand.case.loaded(stand.batch, "float64")
-    exact = import_source(compile_spec(loaded, "reference", verify=False).source, "specc_bench_exact")
-    wide = weights_on(exact, loaded, device)
+    exact = module_of(stand.case, stand.batch, folder, exact=True)
+    wide = weights_on(exact, stand.case.loaded(stand.batch, "float64"), device)
     found = first_logits(stand.module, stand.weights, stand, device)
     expected = first_logits(exact, wide, stand, device)
     errors = {name: error(one, two) for name, one, two in zip(("plain", "verify"), found, expected, strict=True)}
@@ -121,10 +124,10 @@ def case_rows(case: Case, batch: int, folder: Path | None) -> Iterator[Row]:
     """All rows of one case and batch. The modules' kernels compile in the check, before anything is timed."""
     began = time.perf_counter()
     loaded = case.loaded(batch)
-    stand = brought_up(case, loaded, module_of(case, loaded, batch, folder), batch, "cuda")
+    stand = brought_up(case, loaded, module_of(case, batch, folder), batch, "cuda")
     yield {"form": "set-up", "seconds": round(time.perf_counter() - began, 1), "nodes": loaded.spec.num_nodes}
     try:
-        yield check_row(stand)
+        yield check_row(stand, folder)
     except FAILURES as failure:
         yield {"form": "check"} | failed(failure)
     rows = []
@@ -164,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.modules is None:
             parser.error("argument --compile-only: needs --modules")
         for case, batch in pairs:
-            module_of(case, case.loaded(batch), batch, args.modules)
+            module_of(case, batch, args.modules)
+            module_of(case, batch, args.modules, exact=True)
         return 0
     require_gpu("specc bench step")
     result, begin, skipped = report(args.name, "specc.bench.step", argv, args.output), time.monotonic(), []

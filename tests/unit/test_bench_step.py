@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.bench import step as bench
 from specc.bench.gpu_timing import RATE
-from specc.bench.step_cases import CASES, SPECS, floor_of, full_tree, prompt_of
+from specc.bench.step_cases import CASES, floor_of, full_tree, prompt_of
 from specc.bench.step_stand import Stand, brought_up
 from specc.driver import compile_spec
 from specc.runtime.module import import_source
@@ -54,13 +53,13 @@ def test_every_form_runs_and_planted_drafts_are_taken(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gdn"])
 def test_the_check_compares_with_float64_and_fails_where_weights_differ(name: str) -> None:
     stand = stand_of(name)
-    row = bench.check_row(stand, "cpu")
+    row = bench.check_row(stand, device="cpu")
     assert not row["wrong"]
     assert set(row["errors"]) == {"plain", "verify"}
     assert max(row["errors"].values()) < 1e-4
     last = stand.weights.down_proj[-1]
     last.copy_(torch.randn_like(last))
-    assert bench.check_row(stand, "cpu")["wrong"]
+    assert bench.check_row(stand, device="cpu")["wrong"]
 
 
 def test_floors_are_those_of_the_design() -> None:
@@ -108,10 +107,13 @@ def test_bars_are_judged_at_one_row_only() -> None:
 
 
 def test_modules_are_kept_and_used_again(tmp_path: Path) -> None:
-    mapping = yaml.safe_load((SPECS / "smollm2-plain.yaml").read_text())
-    assert mapping["name"] == "smollm2-plain"
     case = Small("llama", "", 20, 64)
     kept = tmp_path / "llama-2.py"
     kept.write_text("MARK = 5\n")
-    module: Any = bench.module_of(case, case.loaded(2), 2, tmp_path)
+    module: Any = bench.module_of(case, 2, tmp_path)
     assert module.MARK == 5
+    exact: Any = bench.module_of(case, 2, tmp_path, exact=True)
+    assert exact.SPEC["runtime"]["dtype"] == "float64"
+    (tmp_path / "llama-2-exact.py").write_text("MARK = 6\n")
+    module = bench.module_of(case, 2, tmp_path, exact=True)
+    assert module.MARK == 6
