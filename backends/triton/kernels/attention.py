@@ -45,8 +45,8 @@ def tail_rows(cache, new, table, column, committed, C, stride, stride_new, SEPAR
 
 @triton.jit
 def softmax_step(q, k, v, acc, top, total, scale, visible, like, MASKED: tl.constexpr):
-    """(acc, top, total) after the columns k [DP,BN], v [BN,DP]; `scale` includes log2(e) (online softmax)."""
-    scores = dot_rows(q, k, tl.zeros([q.shape[0], k.shape[1]], tl.float32))
+    """(acc, top, total) after the columns k, v [BN,DP]; `scale` includes log2(e) (online softmax)."""
+    scores = dot_rows(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32))
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     now = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -98,19 +98,36 @@ def columns_of(committed, low, tile, M, R, C, offset, G: tl.constexpr, BM: tl.co
 
 
 @triton.jit
+def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
+               PAGE: tl.constexpr, TMA: tl.constexpr):  # fmt: skip
+    """[BN,DP] of a cache at columns first + [0, BN), all committed; `rows` points to row 0 of the head."""
+    if TMA:
+        row = tl.load(table + first // PAGE) * PAGE + first % PAGE if PAGE > 0 else b * C + first
+        return tiles.load([row, head * D])
+    else:
+        d = tl.arange(0, DP)
+        place = cache_rows(rows, table, first, stride, BN, PAGE)[:, None] + d[None, :]
+        if D == DP:
+            return tl.load(place)
+        else:
+            return tl.load(place, mask=(d < D)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["tiles", "M", "R", "C", "offset", "window", "HKV", "S"])
 def attention_split(
-    q, k_cache, v_cache, k_new, v_new, table, length, mask, positions, out, partial, lse,
+    q, k_cache, v_cache, k_tiles, v_tiles, k_new, v_new, table, length, mask, positions, out, partial, lse,
     scale, tiles, M, R, C, offset, window, HKV, S,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
     stride_nb, stride_nr, stride_nh, stride_mb, stride_mm, stride_mr, stride_tb,
-    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
-    PDL: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr, PAGE: tl.constexpr,
+    TMA: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN.
+    """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail in tiles of BT.
 
     Grid (tiles * HKV, S, B). SPLIT: partial [B,HKV,tiles*BM,S,D] gets o, lse [B,HKV,tiles*BM,S] log2 of the sum of
-    weights (-inf: nothing seen, o is not written). Else out [B,M,HKV*G,D]. Strides are in elements.
+    weights (-inf: nothing seen, o is not written). Else out [B,M,HKV*G,D]. Strides are in elements. TMA: k_tiles,
+    v_tiles are descriptors of the caches as [rows,HKV*D] with boxes of [BN,D].
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -120,11 +137,9 @@ def attention_split(
     packed = tile * BM + tl.arange(0, BM)
     token, member = packed // G, packed % G
     d = tl.arange(0, DP)
-    wide = b.to(tl.int64)
+    inner, wide = d < D, b.to(tl.int64)
     k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
-    row_table = table + wide * stride_tb
-    committed = tl.load(length + b).to(tl.int32)
-    inner = d < D
+    row_table, committed = table + wide * stride_tb, tl.load(length + b).to(tl.int32)
     q_rows = q + wide * stride_qb + token * stride_qm + (head * G + member) * stride_qh
     x = tl.load(q_rows[:, None] + d[None, :], mask=(token < M)[:, None] & inner[None, :], other=0.0)
     position, low = token, 0
@@ -140,22 +155,17 @@ def attention_split(
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     if not WINDOW:
         for step in tl.range(start, tl.minimum(stop, full)):
-            k_rows = cache_rows(k_head, row_table, step * BN, stride_kr, BN, PAGE)
-            v_rows = cache_rows(v_head, row_table, step * BN, stride_vr, BN, PAGE)
-            if D == DP:
-                k, v = tl.load(k_rows[None, :] + d[:, None]), tl.load(v_rows[:, None] + d[None, :])
-            else:
-                k = tl.load(k_rows[None, :] + d[:, None], mask=inner[:, None], other=0.0)
-                v = tl.load(v_rows[:, None] + d[None, :], mask=inner[None, :], other=0.0)
+            k = whole_tile(k_tiles, k_head, row_table, b, head, step * BN, C, stride_kr, D, DP, BN, PAGE, TMA)
+            v = whole_tile(v_tiles, v_head, row_table, b, head, step * BN, C, stride_vr, D, DP, BN, PAGE, TMA)
             acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
         start = tl.maximum(start, full)
     k_fresh, v_fresh = k_new + wide * stride_nb + head * stride_nh, v_new + wide * stride_nb + head * stride_nh
-    for step in tl.range(start, stop, num_stages=1):
-        column = step * BN + tl.arange(0, BN)
-        known = (column < committed + R) & (column >= 0)
+    for here in tl.range(start * BN, tl.minimum(stop * BN, end), BT, num_stages=1):
+        column = here + tl.arange(0, BT)
+        known = column < committed + R
         k_rows = tail_rows(k_head, k_fresh, row_table, column, committed, C, stride_kr, stride_nr, SEPARATE, PAGE)
         v_rows = tail_rows(v_head, v_fresh, row_table, column, committed, C, stride_vr, stride_nr, SEPARATE, PAGE)
-        k = tl.load(k_rows[None, :] + d[:, None], mask=known[None, :] & inner[:, None], other=0.0)
+        k = tl.load(k_rows[:, None] + d[None, :], mask=known[:, None] & inner[None, :], other=0.0)
         v = tl.load(v_rows[:, None] + d[None, :], mask=known[:, None] & inner[None, :], other=0.0)
         visible = tail_visible(mask + wide * stride_mb, column, token, position, committed, M, R, offset, window,
                                stride_mm, stride_mr, CAUSAL, WINDOW)  # fmt: skip
@@ -172,7 +182,7 @@ def attention_split(
         tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inner[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "M", "HKV", "S"])
 def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
                     BM: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """out [B,M,HKV*G,D] from the parts of `attention_split`; grid (M*G, HKV, B). SP: S or more, in steps of STEP."""

@@ -7,17 +7,20 @@ The grid depends on shapes only: a fixed number of parts, whose bounds every pro
 from __future__ import annotations
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specc.backends.triton.kernels.attention import attention_merge, attention_split
 from specc.backends.triton.kernels.attention_inputs import close_ancestors, rope_angles, rotate_halves
 from specc.backends.triton.launch.core import interpreted, power_of_two
-from specc.backends.triton.ops.attention_configs import MOST_PARTS, AttentionConfig, attention_config, attention_rows
+from specc.backends.triton.ops.attention_configs import MOST_PARTS, AttentionConfig, attention_config
 from specc.ir.ops.attention import rope_frequencies
 
 Tensor = torch.Tensor
 LOG2E = 1.4426950408889634
 MERGED = 4096
 """Elements that the merge has in flight."""
+BULK = 16
+"""Bytes to which bulk copies are aligned."""
 HEAD_BLOCK = 8
 """Heads that one program rotates, at most."""
 CLIMBING = 16
@@ -27,6 +30,17 @@ CLIMBING = 16
 def rows_contiguous(x: Tensor) -> Tensor:
     """x, copied if neighbours of its last dim do not lie side by side."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def boxes(cache: Tensor, rows: int) -> TensorDescriptor | None:
+    """A descriptor of a cache [B,C,H,D] or pool [P,page,H,D] as [rows,H*D] with boxes of [rows,D]; None if it can't be
+    one: rows 0, gaps between sequences, addresses that bulk copies can't take."""
+    whole, inside, heads, dim = cache.shape
+    stride = cache.stride(1)
+    ends = (cache.data_ptr() | stride * cache.element_size()) % BULK == 0
+    if not rows or not ends or cache.stride()[2:] != (dim, 1) or (whole > 1 and cache.stride(0) != inside * stride):
+        return None
+    return TensorDescriptor(cache, [whole * inside, heads * dim], [stride, 1], [rows, dim])
 
 
 def attend(
@@ -54,11 +68,9 @@ def attend(
     batch, tokens, heads, dim = q.shape
     shared = k_cache.shape[2]
     group = heads // shared
-    wide = q.element_size() == 4
-    tile = attention_rows(tokens * group, wide)
     padded = power_of_two(dim, 16)
-    config = config or attention_config(padded, tile, wide)
-    tiles = -(-tokens * group // tile)
+    config = config or attention_config(padded, tokens * group, q.element_size() == 4)
+    tiles = -(-tokens * group // config.rows)
     page = 0 if table is None else k_cache.shape[1]
     capacity = k_cache.shape[1] if table is None else page * table.shape[1]
     parts = config.programs // (batch * shared * tiles)
@@ -66,7 +78,7 @@ def attend(
     out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     partial = lse = out
     if parts > 1:
-        places = batch * shared * tiles * tile * parts
+        places = batch * shared * tiles * config.rows * parts
         partial = torch.empty(places * dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(places, dtype=torch.float32, device=q.device)
     k_new, v_new = fresh or (q, q)
@@ -76,24 +88,27 @@ def attend(
     bits = q if mask is None else mask.view(torch.uint8)
     k_strides = (k_cache.stride(0) if table is None else 0, *k_cache.stride()[1:3])
     v_strides = (v_cache.stride(0) if table is None else 0, *v_cache.stride()[1:3])
+    box = config.bn if config.tma and padded == dim and (not page or page >= config.bn) else 0
+    k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl = not interpreted()
+    options = {"maxnreg": config.registers} if config.registers and pdl else {}
     attention_split[(tiles * shared, parts, batch)](
-        q, k_cache, v_cache, k_new, v_new, q if table is None else table, length, bits,
+        q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, partial, lse,
         scale * LOG2E, tiles, tokens, rows, capacity, offset, window, shared, parts,
         *q.stride()[:3], *k_strides, *v_strides, *k_new.stride()[:3], *bits.stride()[:3],
         0 if table is None else table.stride(0),
-        G=group, D=dim, DP=padded, BM=tile, BN=config.bn, LEAST=config.least,
-        CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page, SPLIT=parts > 1, PDL=pdl,
-        num_warps=config.warps, num_stages=config.stages,
+        G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, LEAST=config.least,
+        CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
+        TMA=k_tiles is not None and v_tiles is not None, SPLIT=parts > 1, PDL=pdl,
+        num_warps=config.warps, num_stages=config.stages, **options,
     )  # fmt: skip
     if parts > 1:
         rounds = power_of_two(parts)
-        options = {"launch_pdl": True} if pdl else {}
         attention_merge[(tokens * group, shared, batch)](
             partial, lse, out, tiles, tokens, shared, parts,
-            G=group, D=dim, DP=padded, BM=tile, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
-            num_warps=4, **options,
+            G=group, D=dim, DP=padded, BM=config.rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
+            num_warps=4, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
     return out
 
