@@ -19,6 +19,7 @@ BENCHMARKS: Mapping[str, str] = {
     "step": "specc.bench.step",
     "tune": "specc.bench.tune",
     "soak": "specc.bench.soak",
+    "tables": "specc.bench.tables",
 }
 """Name -> the module whose `main` it is. They import torch, so they are imported only when they are run."""
 

@@ -58,6 +58,12 @@ COMPILE_CODES: tuple[Code, ...] = (
         'CUDA_VISIBLE_DEVICES="" specc bench kernels',
     ),
     Code(
+        "SPC293",
+        "a file that holds no results",
+        "Tables are made of the JSON files that benchmarks write: an object with `rows`.",
+        "specc bench tables no-such-file.json --by batch",
+    ),
+    Code(
         "SPC250",
         "passes in a wrong order",
         "A pass requires a property that no pass before it establishes, or that a pass in between loses. The order is "
