@@ -156,7 +156,7 @@ def merged(acc, squares, partial, arrived, at, part, SPLIT: tl.constexpr):
     return is_last, acc, squares
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features, hidden, x_stride, residual_stride, eps,
            BF: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, KW: tl.constexpr, SPLIT: tl.constexpr,
            AHEAD: tl.constexpr, THREADS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,

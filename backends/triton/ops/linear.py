@@ -90,8 +90,12 @@ def launch_linear(
     residual: Tensor | None,
     y: Tensor,
     config: LinearConfig,
+    dependent: bool = True,
 ) -> None:
-    """The kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F]."""
+    """The kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F].
+
+    `dependent`: it may start while the kernel in front of it still runs (never in the interpreter).
+    """
     rows, hidden = x.shape
     features = y.shape[1]
     bm = min(64, power_of_two(rows, 16))
@@ -99,7 +103,8 @@ def launch_linear(
     stage = (owned + bm) * config.bk * x.element_size()
     blocks, tiles = -(-rows // bm), -(-features // config.bf)
     area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
-    options: dict[str, Any] = {} if interpreted() else {"launch_pdl": True}
+    beside = dependent and not interpreted()
+    options: dict[str, Any] = {"launch_pdl": True} if beside else {}
     linear[(blocks, tiles, config.split)](
         x,
         weight,
@@ -127,7 +132,7 @@ def launch_linear(
         GATED=gated,
         RESIDUAL=residual is not None,
         EVEN=hidden % config.bk == 0,
-        DEPENDENT=not interpreted(),
+        DEPENDENT=beside,
         num_warps=config.warps,
         num_stages=max(1, min(config.stages, SHARED // stage)),
         **options,

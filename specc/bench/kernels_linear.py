@@ -1,0 +1,231 @@
+"""Times of the fused linear layers on a CUDA machine, each checked against float64 before it is timed.
+
+    python -m specc.bench.kernels_linear [--part NAME ...] [--model NAME ...] [--output FOLDER] [--seconds S]
+
+Parts: `gemm`: every linear layer of three models with the table's configuration for several numbers of rows, beside
+torch (the product alone, and with its norm, gate and residual as torch's kernels); `search`: other configurations;
+`chain`: all linear layers of a model in one graph, with and without programmatic dependent launch, beside torch. A
+configuration whose result is wrong, or where a row's bits depend on the number of rows, is reported and not timed.
+Results: specc/bench/results/kernels_linear.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specc.backends.triton.ops.linear import LinearConfig, composed, launch_linear
+from specc.bench.gpu_timing import (
+    Report,
+    Row,
+    checked,
+    compiled_in_parallel,
+    guarded,
+    report,
+    require_gpu,
+    timed,
+)
+from specc.bench.linear_cases import (
+    BOUNDS,
+    EPS,
+    MODELS,
+    ROWS,
+    Gemm,
+    Model,
+    calls,
+    candidates,
+    chosen,
+    errors,
+    operands,
+    weights,
+)
+from specc.bench.results import RESULTS
+
+
+def text(config: LinearConfig) -> str:
+    """A configuration in one line."""
+    names = ("bf", "bk", "kw", "split", "warps", "stages", "ahead")
+    return " ".join(f"{name}={getattr(config, name)}" for name in names)
+
+
+def warm(gemm: Gemm, config: LinearConfig, rows: Sequence[int]) -> None:
+    """Compiles what a configuration needs (in a process of its own: compiled kernels are kept on disk)."""
+    weight = torch.zeros(gemm.shape, device="cuda", dtype=torch.bfloat16)
+    for count in rows:
+        operands(gemm, count, weight).launch(gemm, config)
+    torch.cuda.synchronize()
+
+
+def one(gemm: Gemm, owner: str, config: LinearConfig, many: Sequence[Tensor], rows: int, invariant: bool) -> Row:
+    """A configuration at one number of rows: checked, then timed."""
+    label = {"model": owner, "gemm": gemm.name, "weight": list(gemm.shape), "rows": rows, "config": text(config)}
+    return checked(
+        label,
+        partial(errors, gemm, config, many[0], rows, invariant),
+        BOUNDS if invariant else {"y": BOUNDS["y"]},
+        partial(calls, gemm, config, many, rows),
+        float(gemm.bytes),
+    )
+
+
+def gemm_part(models: Sequence[Model]) -> Iterator[Row]:
+    """The table's configuration, beside torch."""
+    for owner in models:
+        for gemm in (*owner.gemms, owner.head):
+            many = weights(gemm)
+            for rows in ROWS:
+                row = one(gemm, owner.name, chosen(gemm), many, rows, rows == 16)
+                each = operands(gemm, rows, many[0])
+                alone = [partial(torch.nn.functional.linear, each.x, weight) for weight in many]
+                activation = "silu_mul" if gemm.gated else "none"
+                whole = [
+                    partial(composed, each.x, weight, None, each.norm, EPS, activation, each.residual)
+                    for weight in many
+                ]
+                yield row | timed(alone).row("torch_product_us") | timed(whole).row("torch_us")
+            del many
+
+
+def search_part(models: Sequence[Model]) -> Iterator[Row]:
+    """Other configurations, for one and for 16 rows."""
+    for owner in models:
+        for gemm in (*owner.gemms, owner.head):
+            many = weights(gemm)
+            for config in candidates(gemm):
+                first = one(gemm, owner.name, config, many, 16, False)
+                yield first
+                if not first["wrong"]:
+                    yield one(gemm, owner.name, config, many, 1, False)
+            del many
+
+
+Linear = Callable[[Gemm, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+def own(dependent: bool, gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None) -> Tensor:
+    """One layer of the chain by the kernel."""
+    y = torch.empty(x.shape[0], gemm.features, device=x.device, dtype=x.dtype)
+    launch_linear(x, weight, None, norm, EPS, gemm.gated, residual, y, chosen(gemm), dependent)
+    return y
+
+
+def by_torch(gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None) -> Tensor:
+    """One layer of the chain by torch's kernels."""
+    return composed(x, weight, None, norm, EPS, "silu_mul" if gemm.gated else "none", residual)
+
+
+def product_only(gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None) -> Tensor:
+    """Only the product, by torch; of a gated layer only as much as the next one reads."""
+    return torch.nn.functional.linear(x, weight)[:, : gemm.features]
+
+
+def chain(owner: Model, linear: Linear, x: Tensor, layers: Sequence[Sequence[Tensor]], head: Tensor) -> Tensor:
+    """All linear layers of a model; what stands between mixer and o is left out (o reads the mixer's first columns)."""
+    norm = torch.ones(x.shape[1], device=x.device, dtype=x.dtype)
+    mixer, o, gate_up, down = owner.gemms
+    for weight in layers:
+        mixed = linear(mixer, x, weight[0], norm, None)[:, : o.hidden]
+        x = linear(o, mixed, weight[1], None, x)
+        x = linear(down, linear(gate_up, x, weight[2], norm, None), weight[3], None, x)
+    return linear(owner.head, x, head, norm, None)
+
+
+CHAINS: Mapping[str, Linear] = {
+    "dependent launches": partial(own, True),
+    "plain launches": partial(own, False),
+    "torch": by_torch,
+    "torch, products only": product_only,
+}
+
+
+def chain_part(models: Sequence[Model]) -> Iterator[Row]:
+    """All linear layers of a model in one graph."""
+    for owner in models:
+        made = torch.Generator("cuda").manual_seed(0)
+
+        def random(*shape: int, made: torch.Generator = made) -> Tensor:
+            return (torch.randn(*shape, device="cuda", generator=made) * shape[-1] ** -0.5).bfloat16()
+
+        layers = [[random(*gemm.shape) for gemm in owner.gemms] for _ in range(owner.layers)]
+        head = random(*owner.head.shape)
+        for rows in (1, 4, 16, 32, 64):
+            x = random(rows, owner.gemms[0].hidden)
+            expected = chain(owner, by_torch, x, layers, head).double()
+            for name, linear in CHAINS.items():
+                run = partial(chain, owner, linear, x, layers, head)
+                row: Row = {"model": owner.name, "rows": rows, "chain": name}
+                row["read_us"] = round(owner.bytes / 4.3e6, 1)
+                if name != "torch, products only":
+                    row["from_torch"] = float((run().double() - expected).norm() / expected.norm())
+                    row["wrong"] = not row["from_torch"] < 0.05
+                yield row if row.get("wrong") else row | timed([run]).row()
+
+
+PARTS = {"gemm": gemm_part, "search": search_part, "chain": chain_part}
+
+
+def compile_ahead(models: Sequence[Model], parts: Sequence[str]) -> None:
+    """All kernels of the parts, side by side."""
+    jobs: dict[tuple[object, ...], partial[None]] = {}
+    for owner in models:
+        for gemm in (*owner.gemms, owner.head):
+            tried = candidates(gemm) if "search" in parts else ()
+            for config, rows in [(config, (1,)) for config in tried] + [(chosen(gemm), (1, 32, 64))]:
+                key = (gemm.norm, gemm.gated, gemm.residual, gemm.hidden % config.bk, config, rows)
+                jobs.setdefault(key, partial(warm, gemm, config, rows))
+    compiled_in_parallel(list(jobs.values()))
+
+
+def tune(result: Report, seconds: float) -> Mapping[str, str]:
+    """The fastest configuration of every layer: the least sum of its times for one and for 16 rows."""
+    begin, sums = time.monotonic(), dict[tuple[str, str], float]()
+    for owner in MODELS.values():
+        if time.monotonic() - begin > seconds:
+            break
+        compile_ahead([owner], ["search"])
+        for row in guarded({"part": "search"}, search_part([owner])):
+            result.add({"part": "search", **row})
+            if "us" in row:
+                key = f"{row['model']} {row['gemm']}", row["config"]
+                sums[key] = sums.get(key, 0.0) + row["us"]
+    return {
+        layer: min((sum_, config) for (name, config), sum_ in sums.items() if name == layer)[1] for layer, _ in sums
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the parts; 1 if a configuration gave wrong results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="only these (default: gemm and chain)")
+    parser.add_argument("--model", action="append", choices=[*MODELS], help="only these (default: all)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of kernels_linear.json")
+    parser.add_argument("--seconds", type=float, default=120.0, help="start no further model after so many seconds")
+    parser.add_argument("--peers", action="store_true", help="torch is always beside; there is no other peer")
+    given = parser.parse_args(arguments)
+    require_gpu("specc bench kernels --family linear")
+    begin = time.monotonic()
+    result = report("kernels_linear", "specc.bench.kernels_linear", arguments, given.output)
+    parts = given.part or ["gemm", "chain"]
+    owners = [MODELS[name] for name in given.model or MODELS]
+    compile_ahead(owners, parts)
+    print(f"# compiled: {time.monotonic() - begin:.0f} s", flush=True)
+    for part in parts:
+        for owner in owners:
+            if time.monotonic() - begin > given.seconds:
+                print(f"# {part} {owner.name}: left out, no time", flush=True)
+                continue
+            for row in guarded({"part": part, "model": owner.name}, PARTS[part]([owner])):
+                result.add({"part": part, **row})
+            print(f"# {part} {owner.name}: {time.monotonic() - begin:.0f} s", flush=True)
+    return int(result.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

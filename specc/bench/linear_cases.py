@@ -1,0 +1,214 @@
+"""What `kernels_linear` measures: the linear layers of three models, operands, configurations to try, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specc.backends.triton.ops.linear import LinearConfig, composed, launch_linear, linear_config
+from specc.bench.gpu_timing import Call, error, poison, sets_for
+
+EPS = 1e-6
+BOUNDS = {"y": 4e-3, "row": 0.0}
+"""Relative error of y (bfloat16 results and one rounding of x * norm_weight); `row`: rows whose bits differ."""
+ROWS = (1, 4, 16, 32, 64, 128, 256)
+INVARIANT = (1, 2, 7, 16, 17, 32, 33, 64)
+"""Numbers of rows whose first rows must have the same bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """y [M,features] of x [M,hidden]; `gated`: twice as many rows of the weight."""
+
+    name: str
+    hidden: int
+    features: int
+    norm: bool = False
+    gated: bool = False
+    residual: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        return self.features * (2 if self.gated else 1), self.hidden
+
+    @property
+    def bytes(self) -> int:
+        """Of the weight in bfloat16."""
+        return 2 * self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The linear layers of one layer, in order, how many layers, and the head."""
+
+    name: str
+    layers: int
+    gemms: tuple[Gemm, Gemm, Gemm, Gemm]
+    head: Gemm
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights."""
+        return self.layers * sum(gemm.bytes for gemm in self.gemms) + self.head.bytes
+
+
+def model(name: str, layers: int, hidden: int, mixer: int, out: int, middle: int, vocabulary: int) -> Model:
+    """`mixer`: rows of the projection in front of attention or recurrence; `out`: columns of the one behind it."""
+    gemms = (
+        Gemm("mixer", hidden, mixer, norm=True),
+        Gemm("o", out, hidden, residual=True),
+        Gemm("gate_up", hidden, middle, norm=True, gated=True),
+        Gemm("down", middle, hidden, residual=True),
+    )
+    return Model(name, layers, gemms, Gemm("head", hidden, vocabulary, norm=True))
+
+
+MODELS: Mapping[str, Model] = {
+    made.name: made
+    for made in (
+        model("gdn-1.3b", 24, 2048, 8208, 2048, 5632, 32000),
+        model("llama-3.2-1b", 16, 2048, 3072, 2048, 8192, 128256),
+        model("smollm2", 30, 576, 960, 576, 1536, 49152),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Of one call; residual and norm None where the layer has none."""
+
+    x: Tensor
+    weight: Tensor
+    norm: Tensor | None
+    residual: Tensor | None
+    y: Tensor
+
+    def launch(self, gemm: Gemm, config: LinearConfig, rows: slice = slice(None), dependent: bool = True) -> None:
+        """The kernel on some rows."""
+        residual = None if self.residual is None else self.residual[rows]
+        x, y = self.x[rows], self.y[rows]
+        launch_linear(x, self.weight, None, self.norm, EPS, gemm.gated, residual, y, config, dependent)
+
+    def torch(self, gemm: Gemm) -> Tensor:
+        """The same by torch's kernels."""
+        activation = "silu_mul" if gemm.gated else "none"
+        return composed(self.x, self.weight, None, self.norm, EPS, activation, self.residual)
+
+    def product(self) -> Tensor:
+        """Only the product, by torch."""
+        return torch.nn.functional.linear(self.x, self.weight)
+
+
+def operands(gemm: Gemm, rows: int, weight: Tensor, seed: int = 0) -> Operands:
+    """Random rows for a weight; activations as residual streams have them (a few large channels)."""
+    made = torch.Generator("cuda").manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", generator=made)
+
+    loud = 1 + 20 * (torch.rand(gemm.hidden, device="cuda", generator=made) < 0.005)
+    x = (random(rows, gemm.hidden) * loud).bfloat16()
+    norm = (1 + 0.3 * random(gemm.hidden)).bfloat16() if gemm.norm else None
+    residual = random(rows, gemm.features).bfloat16() if gemm.residual else None
+    return Operands(x, weight, norm, residual, torch.empty(rows, gemm.features, device="cuda", dtype=torch.bfloat16))
+
+
+def weights(gemm: Gemm, seed: int = 0) -> list[Tensor]:
+    """As many weights as exceed the cache together."""
+    made = torch.Generator("cuda").manual_seed(seed)
+    scale = gemm.hidden**-0.5
+    return [
+        (torch.randn(gemm.shape, device="cuda", generator=made) * scale).bfloat16()
+        for _ in range(sets_for(gemm.bytes, most=300))
+    ]
+
+
+def errors(gemm: Gemm, config: LinearConfig, weight: Tensor, rows: int, invariant: bool) -> dict[str, float]:
+    """Relative error of y against float64, and with `invariant` how many rows' bits depend on the number of rows."""
+    one = operands(gemm, rows, weight)
+    poison(one.y)
+    one.launch(gemm, config)
+    wide = (None if t is None else t.double() for t in (one.x, one.weight, one.norm, one.residual))
+    x, w, norm, residual = wide
+    assert x is not None
+    assert w is not None
+    expected = composed(x, w, None, norm, EPS, "silu_mul" if gemm.gated else "none", residual)
+    found = {"y": error(one.y, expected)}
+    if invariant:
+        found["row"] = float(different_rows(gemm, config, weight))
+    return found
+
+
+def different_rows(gemm: Gemm, config: LinearConfig, weight: Tensor) -> int:
+    """Rows among 64 whose bits are others alone, in the middle, or among fewer."""
+    whole = operands(gemm, 64, weight, seed=1)
+    whole.launch(gemm, config)
+    kept, wrong = whole.y.clone(), 0
+    parts = [slice(0, count) for count in INVARIANT] + [slice(3, 4), slice(11, 14), slice(40, 64)]
+    for part in parts:
+        poison(whole.y)
+        whole.launch(gemm, config, part)
+        wrong += int((whole.y[part].view(torch.int16) != kept[part].view(torch.int16)).any(dim=1).sum())
+    return wrong
+
+
+def calls(gemm: Gemm, config: LinearConfig, many: Sequence[Tensor], rows: int) -> list[Call]:
+    """One call per weight."""
+    each = operands(gemm, rows, many[0])
+    return [
+        partial(Operands(each.x, weight, each.norm, each.residual, torch.empty_like(each.y)).launch, gemm, config)
+        for weight in many
+    ]
+
+
+def chosen(gemm: Gemm) -> LinearConfig:
+    """The table's configuration."""
+    return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16)
+
+
+SINGLE = (
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=256),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048),
+    LinearConfig(bf=16, bk=512, kw=8, split=1, warps=8, stages=4, ahead=512),
+    LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4),
+    LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
+    LinearConfig(bf=32, bk=256, kw=4, split=2, warps=4, stages=4),
+    LinearConfig(bf=64, bk=128, kw=4, split=1, warps=4, stages=5, ahead=256),
+    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
+    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, ahead=512),
+    LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5),
+    LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4),
+)
+GATED = (
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
+    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=5),
+    LinearConfig(bf=32, bk=128, kw=4, split=1, warps=4, stages=5),
+    LinearConfig(bf=32, bk=128, kw=1, split=1, warps=4, stages=5),
+    LinearConfig(bf=32, bk=128, kw=1, split=1, warps=4, stages=5, ahead=512),
+    LinearConfig(bf=32, bk=256, kw=1, split=1, warps=4, stages=4),
+    LinearConfig(bf=64, bk=64, kw=1, split=1, warps=4, stages=6),
+)
+SMALL = (
+    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=6),
+    LinearConfig(bf=16, bk=64, kw=4, split=1, warps=4, stages=10),
+    LinearConfig(bf=16, bk=256, kw=8, split=1, warps=8, stages=4),
+    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=6, ahead=512),
+    LinearConfig(bf=16, bk=128, kw=4, split=2, warps=4, stages=6),
+    LinearConfig(bf=16, bk=64, kw=2, split=1, warps=2, stages=10),
+    LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=512),
+    LinearConfig(bf=32, bk=64, kw=4, split=1, warps=4, stages=10),
+)
+
+
+def candidates(gemm: Gemm) -> tuple[LinearConfig, ...]:
+    """Configurations worth trying: more features than programs need large tiles; narrow layers need many programs."""
+    if gemm.bytes < 8e6:
+        return SMALL
+    return GATED if gemm.gated else SINGLE
