@@ -11,6 +11,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from specc.backends.printing.regions import Plan
+
 Function = Callable[..., Any]
 
 
@@ -58,6 +60,7 @@ class Dialect:
     decoder: type | None = None
     device: str = "cpu"
     whole_step: Callable[[Mapping[str, GraphModule]], GraphModule] | None = None
+    regions: Callable[[GraphModule], Plan] | None = None
     specialised: bool = False
     by_columns: bool = True
     constants: Callable[[Mapping[str, Any]], Mapping[tuple[str, str], str]] = no_constants

@@ -10,12 +10,15 @@ import ast
 import copy
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
+
+from specc.backends.printing.regions import Generated
 
 PACKAGE = "specc"
 KEPT_DECORATORS = ("triton.", "cache", "staticmethod")
@@ -88,15 +91,32 @@ class HelperSources:
         self.imports: dict[str, str] = {}
         self.texts: list[str] = []
         self._names: dict[tuple[str, str], str] = {}
+        self._generated: dict[str, str] = {}
 
     @property
     def names(self) -> frozenset[str]:
         """All names that the collected definitions and imports take."""
-        return frozenset(self._names.values()) | frozenset(self.imports)
+        made = {f"{name}{ending}" for name in self._generated.values() for ending in ("", "_kernel")}
+        return frozenset(self._names.values()) | frozenset(self.imports) | made
 
     def add(self, function: Callable[..., Any]) -> str:
         """Include a function with all it needs; returns its name in the generated module."""
         return self.add_definition(function.__module__, function.__name__)
+
+    def add_generated(self, made: Generated) -> str:
+        """Include generated functions with all they need; equal ones once. Returns the name in the module."""
+        if made.source not in self._generated:
+            given = self._free(made.base)
+            # Kernel and launch function: both names are taken.
+            self._generated[made.source] = given
+            text = re.sub(r"\bNAME(?=_kernel\b|\b)", given, made.source)
+            for function in made.functions:
+                name = self.add(function)
+                if name != function.__name__:
+                    text = re.sub(rf"(?<![\w.]){function.__name__}\b", name, text)
+            self.imports |= made.imports
+            self.texts.append(text)
+        return self._generated[made.source]
 
     def add_definition(self, module_name: str, name: str) -> str:
         """Include a top-level definition of a module. Raises KeyError if the module does not define it."""

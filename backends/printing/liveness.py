@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from specc.backends.printing.dialect import Dialect
+from specc.backends.printing.regions import Plan, RegionCall, planned
 from specc.ir.loop import loop
 from specc.ir.op import info
 from specc.ir.scope import named_arguments
@@ -62,6 +63,7 @@ class Liveness:
     loop_operands: set[Node] = field(default_factory=set)
     results: dict[Node, frozenset[int]] = field(default_factory=dict)
     bodies: dict[Node, Liveness] = field(default_factory=dict)
+    plan: Plan = field(default_factory=lambda: planned(()))
 
     def count(self, nodes: Iterable[Node]) -> None:
         """Mark as needed, with one more use each."""
@@ -75,10 +77,12 @@ def analyse(module: GraphModule, dialect: Dialect, outputs: Iterable[int] | None
     values = output_node(module).args[0]
     assert isinstance(values, (tuple, list))
     wanted = frozenset(range(len(values)) if outputs is None else outputs)
-    live = Liveness(wanted)
+    live = Liveness(wanted, plan=plan_of(module, dialect))
     live.count(value for position, value in enumerate(values) if position in wanted and isinstance(value, Node))
-    for node in reversed(module.graph.nodes):
-        if node.op in ("output", "placeholder", "get_attr"):
+    for node in reversed(live.plan.order):
+        if isinstance(node, RegionCall):
+            if node.impure or any(item in live.nodes for item in node.outputs):
+                live.count(node.inputs)
             continue
         if node not in live.nodes and not is_impure(module, node):
             continue
@@ -90,6 +94,13 @@ def analyse(module: GraphModule, dialect: Dialect, outputs: Iterable[int] | None
             torch.fx.node.map_arg(read_arguments(node, dialect), operands.append)
             live.count(operands)
     return live
+
+
+def plan_of(module: GraphModule, dialect: Dialect) -> Plan:
+    """The order of the graph's statements: its own, unless the dialect forms regions."""
+    if dialect.regions is not None:
+        return dialect.regions(module)
+    return planned([node for node in module.graph.nodes if node.op == "call_function"])
 
 
 def read_arguments(node: Node, dialect: Dialect) -> Any:

@@ -12,6 +12,7 @@ from specc.backends.printing import expression as e
 from specc.backends.printing.expression import Expr
 from specc.backends.printing.liveness import getitem_users, is_impure, loop_body, output_node
 from specc.backends.printing.naming import mentions, wanted_name
+from specc.backends.printing.regions import RegionCall
 from specc.ir.loop import loop
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class LoopPrinter:
 
     def _coalesced(self, names: Mapping[int, str]) -> dict[Node, str]:
         """Carried values that may be computed straight into the carried variable: nothing reads the old one later."""
-        order = {node: number for number, node in enumerate(self.body.graph.nodes)}
+        plan = self.live.plan
         found: dict[Node, str] = {}
         wanted_values = [self.values[position] for position in self.wanted]
         for position, name in names.items():
@@ -156,7 +157,9 @@ class LoopPrinter:
             source = value.args[0] if value.target is operator.getitem else None
             if isinstance(source, Node) and (source.target is loop or isinstance(source.meta.get("val"), tuple)):
                 continue
-            later = [user for user in place.users if user in self.live.nodes and order[user] > order[value]]
+            later = [user for user in place.users if user in self.live.nodes and plan.place[user] > plan.place[value]]
+            regions = [unit for unit in plan.order[plan.place[value] + 1 :] if isinstance(unit, RegionCall)]
+            later += [place for unit in regions if place in unit.inputs]
             if not later and not any(item is place for item in wanted_values):
                 found[value] = name
         return found

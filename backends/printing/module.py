@@ -19,6 +19,7 @@ from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.runtime import edge, loader, rows
 from specc.backends.printing.specialise import function_names, specialise
+from specc.backends.printing.regions import Generated
 from specc.backends.printing.steps import WHOLE_STEP, print_step, signature
 from specc.ir.dims import type_text
 from specc.ir.op import info
@@ -119,7 +120,9 @@ def _complete(program: DecodeProgram, step: str) -> bool:
 def _steps(dialect: Dialect, program: DecodeProgram, sources: HelperSources, module: ModuleInfo) -> list[str]:
     """The printed functions `run_<step>`; `sources` collects the helpers that they call."""
 
-    def helper(target: torch._ops.OpOverload | Callable[..., Any]) -> str:
+    def helper(target: torch._ops.OpOverload | Callable[..., Any] | Generated) -> str:
+        if isinstance(target, Generated):
+            return sources.add_generated(target)
         if not isinstance(target, torch._ops.OpOverload):
             return sources.add(target)
         declared = info(target)

@@ -21,6 +21,7 @@ from specc.backends.printing.liveness import Liveness, analyse, getitem_users, i
 from specc.backends.printing.loops import LoopPrinter
 from specc.backends.printing.names import Names
 from specc.backends.printing.naming import is_automatic, mentions, wanted_name
+from specc.backends.printing.regions import Generated, RegionCall
 from specc.ir.loop import loop
 from specc.ir.op import info
 from specc.ir.scope import named_arguments
@@ -28,8 +29,8 @@ from specc.ir.scope import named_arguments
 INLINE_OPERATIONS = 3
 INLINE_CHARACTERS = 64
 INDENT = "    "
-# The name of an op's function in the module, or of a function given as such.
-HelperName = Callable[[torch._ops.OpOverload | Callable[..., Any]], str]
+# The name of an op's function in the module, or of a function given as such or by its source.
+HelperName = Callable[[torch._ops.OpOverload | Callable[..., Any] | Generated], str]
 
 
 class GraphPrinter:
@@ -105,9 +106,11 @@ class GraphPrinter:
         """Print all live nodes; returns the printed output values (None where not wanted)."""
         self.live = analyse(module, self.dialect) if live is None else live
         self.env.update(bindings)
-        for node in module.graph.nodes:
-            if node in self.live.nodes and node.op == "call_function":
-                self.print_node(module, node)
+        for unit in self.live.plan.order:
+            if isinstance(unit, RegionCall):
+                self.print_region(unit)
+            elif unit in self.live.nodes:
+                self.print_node(module, unit)
         values: Any = output_node(module).args[0]
         return [self.whole(value) if position in self.live.outputs else None for position, value in enumerate(values)]
 
@@ -139,6 +142,25 @@ class GraphPrinter:
             self.env[node] = self.deferred[node] = value
         else:
             self.assign(node, value)
+
+    def print_region(self, call: RegionCall) -> None:
+        """One call in place of the region's nodes."""
+        wanted = [node in self.live.nodes for node in call.outputs]
+        if not call.impure and not any(wanted):
+            return
+        if call.impure:
+            self.flush()
+        text = e.call(self.helper(call.generated), [self.whole(node) for node in call.inputs]).text
+        for node in call.outputs:
+            if node in self.coalesced:
+                old = self.coalesced[node]
+                self.flush(lambda waiting, old=old: mentions(waiting, old))  # type: ignore[misc]
+        names = []
+        for node, is_wanted in zip(call.outputs, wanted, strict=True):
+            name = self.coalesced.get(node) or (self.names.fresh(wanted_name(node)) if is_wanted else "_")
+            names.append(name)
+            self.env[node] = Expr(name)
+        self.emit(f"{', '.join(names)} = {text}" if names else text)
 
     def may_inline(self, node: Node, value: Expr) -> bool:
         """Used once, outside loop operands, unnamed by its author, and short."""

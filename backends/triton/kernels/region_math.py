@@ -1,0 +1,171 @@
+"""Device functions that generated kernels of small values call: rounding, exact integer division, trees, selections."""
+
+# Triton's language, not Python's types.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specc.backends.triton.kernels.dot import bfloat16
+
+
+@triton.jit
+def round_bfloat16(x):
+    """Float32 rounded to the nearest bfloat16, as float32."""
+    return bfloat16(x.to(tl.float32)).to(tl.float32)
+
+
+@triton.jit
+def floor_div(a, b):
+    """The integer quotient rounded down (as torch rounds; Triton's own rounds to zero on the device)."""
+    quotient = a // b
+    rest = a - quotient * b
+    return quotient - ((rest != 0) & ((rest < 0) != (b < 0))).to(quotient.dtype)
+
+
+@triton.jit
+def floor_mod(a, b):
+    """The rest of `floor_div`, with the sign of b."""
+    return a - floor_div(a, b) * b
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x) of float32."""
+    return tl.div_rn(tl.full([], 1.0, tl.float32), 1.0 + tl.exp(-x))
+
+
+@triton.jit
+def silu(x):
+    """x / (1 + e^-x) of float32."""
+    return tl.div_rn(x, 1.0 + tl.exp(-x))
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) of float32 x >= 0, to the last bits for small x too (Kahan's correction)."""
+    total = 1.0 + x
+    above = total - 1.0
+    scale = tl.where(above == 0.0, 1.0, above)
+    return tl.where(above == 0.0, x, tl.log(total) * tl.div_rn(x, scale))
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x) of float32, x itself above 20."""
+    return tl.where(x > 20.0, x, log1p(tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def tree_ancestors(parent_row, valid, NODES: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr):
+    """Ancestor-or-self closure [SIZE,SIZE] of one tree of NODES <= SIZE nodes, SIZE <= 64 a power of two.
+
+    parent_row [SIZE]: row of the parent, node i is row i + 1, row 0 is the committed context; valid bool [SIZE].
+    A node's ancestors are the bits of an integer, so that each of the STEPS doublings moves one number per node.
+    """
+    node = tl.arange(0, SIZE)
+    above = tl.where(valid & (node < NODES), parent_row.to(tl.int32) - 1, -1)
+    bits = tl.full([SIZE], 1, tl.int64) << node.to(tl.int64)
+    for _ in tl.static_range(STEPS):
+        place = tl.maximum(above, 0) & (SIZE - 1)
+        bits = tl.where(above >= 0, bits | tl.gather(bits, place, 0), bits)
+        above = tl.where(above >= 0, tl.gather(above, place, 0), -1)
+    return ((bits[:, None] >> node.to(tl.int64)[None, :]) & 1) != 0
+
+
+@triton.jit
+def packed_places(chosen, COUNT: tl.constexpr, SIZE: tl.constexpr, NODES_SIZE: tl.constexpr):
+    """Where candidates go in a packed tree: number [SIZE] (1, 2, … of the chosen ones, else 0), filled [NODES_SIZE]
+    and the candidate of each filled node."""
+    candidate = tl.arange(0, SIZE)
+    kept = chosen & (candidate < COUNT)
+    number = tl.cumsum(kept.to(tl.int32), 0) * kept.to(tl.int32)
+    place = tl.arange(0, NODES_SIZE)
+    hit = (number[None, :] == place[:, None]) & kept[None, :]
+    source = tl.sum(tl.where(hit, candidate[None, :], 0), 1)
+    return number, tl.max(hit.to(tl.int32), 1) != 0, source
+
+
+@triton.jit
+def packed_parents(number, filled, source, parent, COUNT: tl.constexpr, SIZE: tl.constexpr, NODES_SIZE: tl.constexpr):
+    """Parents [NODES_SIZE] of the nodes of a packed tree, renumbered: -1 for the root, 0 for padding."""
+    inside = (parent >= 0) & (parent < COUNT)
+    above = tl.gather(number, tl.where(inside, parent, 0).to(tl.int32) & (SIZE - 1), 0)
+    above = tl.where(inside, above, 0)
+    moved = tl.gather(above, source & (SIZE - 1), 0)
+    node = tl.arange(0, NODES_SIZE)
+    return tl.where(node == 0, -1, tl.where(filled, moved, 0)).to(tl.int64)
+
+
+@triton.jit
+def packed_values(values, filled, source, SIZE: tl.constexpr):
+    """values [SIZE] of the candidates of packed nodes; 0 where there is none."""
+    return tl.where(filled, tl.gather(values, source & (SIZE - 1), 0), 0)
+
+
+@triton.jit
+def ranks(keys, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """int64 [SIZE]: how many of the first COUNT keys are greater, or equal and before."""
+    place = tl.arange(0, SIZE)
+    mine, other = keys[:, None], keys[None, :]
+    earlier = place[None, :] < place[:, None]
+    better = ((other > mine) | ((other == mine) & earlier)) & (place < COUNT)[None, :]
+    return tl.sum(better.to(tl.int64), 1)
+
+
+@triton.jit
+def best_places(
+    keys, K: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, K_SIZE: tl.constexpr
+):
+    """int32 [ROWS,K_SIZE]: places of the K greatest of the first COUNT keys [ROWS,SIZE] of each row, ties by place."""
+    place = tl.arange(0, SIZE)[None, :]
+    taken = tl.broadcast_to(place >= COUNT, [ROWS, SIZE])
+    found = tl.full([ROWS, K_SIZE], 0, tl.int32)
+    for turn in tl.static_range(K):
+        # The place of the greatest free key: of the free places whose key no free key exceeds, the first.
+        greatest = tl.max(tl.where(taken, lowest(keys), keys), 1)
+        first = tl.min(tl.where((keys == greatest[:, None]) & (taken == 0), place, SIZE), 1)
+        found = tl.where(tl.arange(0, K_SIZE)[None, :] == turn, first[:, None], found)
+        taken = taken | (place == first[:, None])
+    return found
+
+
+@triton.jit
+def lowest(keys):
+    """The least value of the dtype of `keys`."""
+    if keys.dtype == tl.int64:
+        return tl.full([], -9223372036854775808, tl.int64)
+    else:
+        return tl.full([], float("-inf"), tl.float32)
+
+
+@triton.jit
+def ordered(scores):
+    """NaN counts as -inf."""
+    return tl.where(scores != scores, float("-inf"), scores)
+
+
+@triton.jit
+def wide_shift(x, BITS: tl.constexpr):
+    """Logical right shift of int64."""
+    return (x.to(tl.uint64, bitcast=True) >> BITS).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def mixed(x):
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014) on int64."""
+    x = (x ^ wide_shift(x, 30)) * -4658895280553007687
+    x = (x ^ wide_shift(x, 27)) * -7723592293110705685
+    return x ^ wide_shift(x, 31)
+
+
+@triton.jit
+def uniform_of(rng, position, draw):
+    """float64 in [0, 1), a function of three int64 counters alone."""
+    golden = tl.full([], -7046029254386353131, tl.int64)
+    state = mixed(rng + golden)
+    state = mixed(state + (position + 1) * golden)
+    state = mixed(state + (draw + 1) * golden)
+    return wide_shift(state, 11).to(tl.float64) * 1.1102230246251565e-16

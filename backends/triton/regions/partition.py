@@ -1,0 +1,297 @@
+"""Which nodes of a graph go into which kernel: as few regions as the data flow, writes and sizes allow.
+
+Nodes are taken in order and added to a region that holds an operand of theirs, or else to another of the same kind,
+unless a path through something outside would then lead from the region back to itself. What turns out not to be
+possible when a kernel is written (`Blocked`) is left out, and the graph is divided again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import GraphModule, Node
+
+from specc.backends.triton.regions.effects import orders, touched
+from specc.backends.triton.regions.region import LIMIT, Blocked, Emitted, Region, emit, is_free
+from specc.backends.triton.regions.table import LAUNCHES, WORK
+from specc.backends.triton.regions.writer import Kind
+from specc.ir.dims import BATCH
+from specc.ir.effects import flat_nodes
+
+POLICIES = ("token", "batch")
+MOST_OPERANDS = 48
+import os; DEBUG=os.environ.get('RDEBUG')
+
+
+@dataclass(slots=True)
+class Group:
+    """A region while it grows, or one node outside (kind None)."""
+
+    number: int
+    kind: Kind | None
+    nodes: list[Node] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One graph divided: its regions with their source, and everything (free nodes too) in an order to print."""
+
+    regions: tuple[Region, ...]
+    emitted: dict[Region, Emitted]
+    order: tuple[Node | Region, ...]
+    launches: int
+
+
+def is_attached(node: Node) -> bool:
+    """One of several results of a node that is work: it stands where that node stands."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and not is_free(source)
+
+
+def anchors(values: object) -> Iterator[Node]:
+    """What values depend on, free nodes followed: inputs, nodes that are work, and their single results."""
+    for node in flat_nodes(values):
+        if node.op == "call_function" and is_free(node) and not is_attached(node):
+            yield from anchors((node.args, node.kwargs))
+        elif node.op != "get_attr":
+            yield node
+
+
+def owner(anchor: Node) -> Node:
+    """The node that is work behind an anchor."""
+    source = anchor.args[0] if is_attached(anchor) else anchor
+    assert isinstance(source, Node)
+    return source
+
+
+def shown(node: Node) -> Node:
+    """The node whose type says what rows a call has: the value that a write stores, a first result."""
+    names = {"copy_": 1, "append_rows_": 1}
+    name = getattr(node.target, "_schema", None) and node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+    if name in names:
+        value = node.args[names[name]]
+        assert isinstance(value, Node)
+        return value
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        return next(iter(results(node)), node)
+    return node
+
+
+def results(node: Node) -> list[Node]:
+    """The single results of a node that has several, or the node."""
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        return [user for user in node.users if user.target is operator.getitem and user.users]
+    return [node] if isinstance(node.meta.get("val"), torch.Tensor) and node.users else []
+
+
+def _items(node: Node) -> list[Node]:
+    """The single results of a node that is a tuple."""
+    is_tuple = isinstance(node.meta.get("val"), (tuple, list))
+    return [user for user in node.users if user.target is operator.getitem] if is_tuple else []
+
+
+class Partition:
+    """One attempt to divide a graph."""
+
+    def __init__(self, module: GraphModule, policy: str, blocked: set[tuple[Node, str]], limit: int) -> None:
+        self.module, self.policy, self.blocked, self.limit = module, policy, blocked, limit
+        self.nodes = [
+            node
+            for node in module.graph.nodes
+            if node.op == "call_function" and not is_free(node)
+        ]
+        self.orders = orders(self.nodes)
+        self.groups: list[Group] = []
+        self.group_of: dict[Node, Group] = {}
+        self.kinds: dict[Node, list[Kind]] = {}
+
+    def run(self) -> None:
+        """Give every node a group."""
+        for node in self.nodes:
+            kinds = self.possible(node)
+            group = next((found for kind in kinds for found in self.candidates(node, kind)), None)
+            if group is None:
+                group = Group(len(self.groups), kinds[0] if kinds else None)
+                self.groups.append(group)
+            group.nodes.append(node)
+            group.before |= {self.group_of[item].number for item in self.behind(node)} - {group.number}
+            self.group_of[node] = group
+
+    def behind(self, node: Node) -> set[Node]:
+        """The nodes that must run before this one."""
+        needed = {owner(item) for item in anchors((node.args, node.kwargs))}
+        return {item for item in needed | self.orders[node] if item in self.group_of}
+
+    def possible(self, node: Node) -> list[Kind]:
+        """Kinds of region that can hold the node, the preferred one first."""
+        if node.target not in WORK:
+            return []
+        kinds = [kind for kind in self._kinds(node) if (node, kind.name) not in self.blocked]
+        kinds = [kind for kind in kinds if self._fits(node, kind)]
+        return sorted(kinds, key=lambda kind: kind.name != self.policy)
+
+    def _kinds(self, node: Node) -> list[Kind]:
+        fake = shown(node).meta.get("val")
+        if not isinstance(fake, torch.Tensor) or fake.ndim < 1 or fake.shape[0] != BATCH:
+            return []
+        kinds = [Kind()]
+        if fake.ndim >= 2:
+            kinds.append(Kind(int(fake.shape[1])))
+        return kinds
+
+    def _fits(self, node: Node, kind: Kind) -> bool:
+        try:
+            emit(Region(kind, (node,), tuple(results(node))), self.limit)
+        except Blocked as reason:
+            self.blocked.add((node, kind.name))
+            if DEBUG: print('  blocked', node.name, kind, reason)
+            return False
+        return True
+
+    def candidates(self, node: Node, kind: Kind) -> Iterator[Group]:
+        """Groups that can take the node, the best first: those that it reads from, then the latest."""
+        inputs = set(anchors((node.args, node.kwargs)))
+        near = {self.group_of[owner(item)].number for item in inputs if owner(item) in self.group_of}
+        same = [group for group in self.groups if group.kind == kind]
+        for group in sorted(same, key=lambda item: (item.number not in near, -item.number)):
+            related = group.number in near or kind.rows is None or self._shares(group, inputs)
+            if related and self.compatible(node, group) and not self.leads_back(node, group):
+                yield group
+
+    def _shares(self, group: Group, inputs: set[Node]) -> bool:
+        return any(inputs & set(anchors((item.args, item.kwargs))) for item in group.nodes)
+
+    def compatible(self, node: Node, group: Group) -> bool:
+        """A kernel reads before it writes, and its programs do not wait for each other."""
+        mine = touched(node)
+        for other in group.nodes:
+            theirs = touched(other)
+            if theirs.writes & (mine.reads | mine.writes):
+                return False
+            if group.kind is not None and group.kind.rows is not None and theirs.reads & mine.writes:
+                return False
+        operands = {item for member in [*group.nodes, node] for item in anchors((member.args, member.kwargs))}
+        return len(operands) <= MOST_OPERANDS
+
+    def leads_back(self, node: Node, group: Group) -> bool:
+        """Whether something that the node needs, outside the group, needs the group."""
+        stack = [self.group_of[item].number for item in self.behind(node)]
+        seen: set[int] = {group.number}
+        while stack:
+            number = stack.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if group.number in self.groups[number].before:
+                return True
+            stack += self.groups[number].before
+        return False
+
+    # Results --------------------------------------------------------------------------------------------------
+
+    def regions(self) -> list[Region]:
+        """The groups that are regions, each worth a kernel."""
+        read = self._read_outside()
+        made = []
+        for group in self.groups:
+            if group.kind is None:
+                continue
+            if sum(LAUNCHES.get(node.target, 1) for node in group.nodes) < 2:
+                self.blocked.update((node, kind) for node in group.nodes for kind in POLICIES)
+                group.kind = None
+                continue
+            outputs = [item for node in group.nodes for item in results(node) if group.number in read.get(item, ())]
+            made.append(Region(group.kind, tuple(group.nodes), tuple(outputs)))
+        return made
+
+    def _read_outside(self) -> dict[Node, set[int]]:
+        """Anchor -> numbers of groups that own it where another group or the graph's output reads it."""
+        found: dict[Node, set[int]] = {}
+        for node in self.module.graph.nodes:
+            if node.op not in ("call_function", "output") or node.op == "call_function" and is_free(node):
+                continue
+            reader = self.group_of.get(node)
+            for item in anchors((node.args, node.kwargs)):
+                source = self.group_of.get(owner(item))
+                if source is not None and source is not reader:
+                    found.setdefault(item, set()).add(source.number)
+        return found
+
+    def ordered(self, regions: Sequence[Region]) -> tuple[Node | Region, ...]:
+        """Regions, free nodes and the rest in an order in which everything is there when it is read."""
+        unit_of: dict[Node, Node | Region] = {
+            item: region for region in regions for node in region.nodes for item in (node, *_items(node))
+        }
+        place = {node: number for number, node in enumerate(self.module.graph.nodes)}
+        calls = [node for node in place if node.op == "call_function"]
+        needs: dict[Node | Region, set[Node | Region]] = {}
+        for node in calls:
+            unit = unit_of.get(node, node)
+            if node.target is operator.getitem and node in unit_of:
+                continue
+            operands = self._operands(node, node in unit_of)
+            found = {unit_of.get(item, item) for item in operands if item.op == "call_function"}
+            found |= {unit_of.get(item, item) for item in self.orders.get(node, ())}
+            needs.setdefault(unit, set()).update(found - {unit})
+        keys = {unit: max(place[node] for node in unit.nodes) if isinstance(unit, Region) else place[unit] for unit in needs}
+        return tuple(_sorted(needs, keys))
+
+    @staticmethod
+    def _operands(node: Node, inside: bool) -> Iterable[Node]:
+        """What must stand before a node: a region follows free nodes itself."""
+        if inside:
+            return {owner(item) for item in anchors((node.args, node.kwargs))}
+        return {item for item in flat_nodes((node.args, node.kwargs)) if item.op != "get_attr"}
+
+
+def _sorted(
+    needs: dict[Node | Region, set[Node | Region]], keys: dict[Node | Region, int]
+) -> Iterator[Node | Region]:
+    """Topological order, the least key first."""
+    waiting = {unit: len(found) for unit, found in needs.items()}
+    users: dict[Node | Region, list[Node | Region]] = {}
+    for unit, found in needs.items():
+        for item in found:
+            users.setdefault(item, []).append(unit)
+    ready = [(keys[unit], number, unit) for number, unit in enumerate(needs) if not waiting[unit]]
+    heapq.heapify(ready)
+    count = len(ready)
+    while ready:
+        _, _, unit = heapq.heappop(ready)
+        yield unit
+        for user in users.get(unit, ()):
+            waiting[user] -= 1
+            if not waiting[user]:
+                count += 1
+                heapq.heappush(ready, (keys[user], len(needs) + count, user))
+
+
+def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
+    """One graph (not its loops' bodies) divided by one policy."""
+    blocked: set[tuple[Node, str]] = set()
+    while True:
+        attempt = Partition(module, policy, blocked, limit)
+        attempt.run()
+        regions = attempt.regions()
+        emitted: dict[Region, Emitted] = {}
+        before = len(blocked)
+        for region in regions:
+            try:
+                emitted[region] = emit(region, limit)
+            except Blocked as reason:
+                blocked.add((reason.node, region.kind.name))
+        if len(emitted) == len(regions):
+            inside = {node for region in regions for node in region.nodes}
+            outside = sum(LAUNCHES.get(node.target, 1) for node in attempt.nodes if node not in inside)
+            return Level(tuple(regions), emitted, attempt.ordered(regions), len(regions) + outside)
+        assert len(blocked) > before
+
+
+def plan_level(module: GraphModule, limit: int = LIMIT) -> Level:
+    """The better of the policies: where a node can be work per token or per batch row, which is preferred."""
+    return min((divide(module, policy, limit) for policy in POLICIES), key=lambda level: level.launches)

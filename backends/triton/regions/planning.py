@@ -1,0 +1,65 @@
+"""From a divided graph to what the printer takes."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from torch.fx import GraphModule, Node
+
+from specc.backends.printing.literals import comment_text
+from specc.backends.printing.naming import is_automatic, wanted_name
+from specc.backends.printing.regions import Generated, Plan, RegionCall, Unit, planned
+from specc.backends.triton.regions import host
+from specc.backends.triton.regions.partition import Level, plan_level
+from specc.backends.triton.regions.region import Emitted, Region
+from specc.ir.edit import is_impure
+
+IMPORTS = {
+    "triton": "import triton",
+    "tl": "import triton.language as tl",
+    "Tensor": "from torch import Tensor",
+    "torch": "import torch",
+}
+_DONE: WeakKeyDictionary[GraphModule, tuple[str, Plan]] = WeakKeyDictionary()
+
+
+def plan(module: GraphModule) -> Plan:
+    """The plan of one graph; loop bodies are graphs of their own. Equal graphs give equal source."""
+    text = str(module.graph)
+    known = _DONE.get(module)
+    if known is None or known[0] != text:
+        known = _DONE[module] = (text, _made(plan_level(module)))
+    return known[1]
+
+
+def _made(level: Level) -> Plan:
+    units: list[Unit] = []
+    for unit in level.order:
+        units.append(_call(unit, level.emitted[unit]) if isinstance(unit, Region) else unit)
+    return planned(units)
+
+
+def _call(region: Region, emitted: Emitted) -> RegionCall:
+    # The Python functions behind the device functions.
+    functions = [getattr(function, "fn", function) for function in emitted.helpers]
+    functions += [function for function in (host.dense, host.frequencies) if f"{function.__name__}(" in emitted.host]
+    source = "\n".join([*_origin(region), emitted.kernel, "", "", emitted.host])
+    made = Generated(_base(region), source, tuple(functions), IMPORTS)
+    items = tuple(user for node in region.nodes for user in node.users if isinstance(node.meta.get("val"), tuple))
+    impure = any(is_impure(node) for node in region.nodes)
+    return RegionCall((*region.nodes, *items), emitted.inputs, emitted.outputs, made, impure)
+
+
+def _base(region: Region) -> str:
+    """A name: after the last result that its author named."""
+    named = [node for node in (region.outputs or region.nodes) if not is_automatic(node)]
+    node: Node = named[-1] if named else region.nodes[-1]
+    return f"fused_{wanted_name(node).lower().strip('_')}"
+
+
+def _origin(region: Region) -> list[str]:
+    """A comment with the spec keys and passes that the nodes come from."""
+    keys = dict.fromkeys(key for node in region.nodes for key in node.meta.get("keys", ()))
+    passes = dict.fromkeys(name for node in region.nodes for name in node.meta.get("passes", ()))
+    shown = ", ".join(comment_text(key) for key in keys) or "nothing"
+    return [f"# Spec: {shown}", f"# Passes: {', '.join(comment_text(name) for name in passes) or 'none'}"]

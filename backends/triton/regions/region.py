@@ -1,0 +1,237 @@
+"""One region: a kernel and the function that launches it, as source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from specc.backends.printing.literals import literal
+from specc.backends.printing.names import Names
+from specc.backends.triton.regions.rows import store
+from specc.backends.triton.regions.table import EMIT, FREE, POINTWISE
+from specc.backends.triton.regions.values import Memory, Unsupported, Value, contiguous
+from specc.backends.triton.regions.writer import Kind, Parameter, Writer
+from specc.ir import ops
+from specc.ir.dims import BATCH, is_symbolic
+from specc.ir.effects import flat_nodes
+
+INDENT = "    "
+# Lanes that one warp works on at most before another is added, and the most warps.
+LANES_PER_WARP = 256
+MOST_WARPS = 8
+LIMIT = 8192
+# Ops that compare all pairs of a few elements: more lanes, but of one bit.
+_SQUARE = frozenset({ops.score_rank, ops.pack_tree})
+RESERVED = ("row", "batch", "token", "tl", "triton", "torch", "width", "NAME", "dense", "frequencies")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Nodes in order that one kernel computes. `outputs` are those that something outside reads."""
+
+    kind: Kind
+    nodes: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Source of a kernel and its function (both with `NAME` in place of the name), what they call, and operands.
+
+    `tables`: whether the function makes tables with `frequencies`.
+    """
+
+    kernel: str
+    host: str
+    helpers: tuple[Any, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+class Blocked(Exception):
+    """A node that can't be in the region; `node` says which, the message why."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+def is_gridless(node: Node) -> bool:
+    """Elementwise work on weights: each kernel that reads it does it again."""
+    fake = node.meta.get("val")
+    return (
+        node.target in POINTWISE
+        and isinstance(fake, torch.Tensor)
+        and not any(is_symbolic(int(size)) for size in fake.shape)
+    )
+
+
+def is_free(node: Node) -> bool:
+    """A node that belongs to no region, because each reader works it out."""
+    return node.op == "call_function" and (node.target in FREE or is_gridless(node))
+
+
+def resolver(region: Region) -> Callable[[Writer, Node], Value]:
+    """How a kernel finds a value: members, free nodes and nodes of loop bodies are computed, others are inputs."""
+    members, graph = frozenset(region.nodes), region.nodes[0].graph
+
+    def resolve(w: Writer, node: Node) -> Value:
+        computed = node in members or node.graph is not graph or is_free(node)
+        if node.op != "call_function" or not computed or node.target not in EMIT:
+            if node.graph is not graph:
+                raise Unsupported(f"`{node.name}` in a loop")
+            return w.input(node)
+        try:
+            made: Value = EMIT[node.target](w, node)
+            _check(w, node, made)
+        except Unsupported:
+            # A view that can't be followed is read as it is.
+            if node in members or node.graph is not graph or not isinstance(node.meta.get("val"), torch.Tensor):
+                raise
+            return w.input(node)
+        return made
+
+    return resolve
+
+
+def _check(w: Writer, node: Node, value: Any) -> None:
+    """Raises Unsupported where a value does not have the rows that the node's type says."""
+    fake = node.meta.get("val")
+    if isinstance(fake, torch.Tensor) and not isinstance(value, tuple):
+        lead = w.kind.lead(fake.shape)
+        if value.shape != tuple(fake.shape[lead:]) or value.lead != lead or value.dtype != fake.dtype:
+            raise Unsupported("a value of other rows")
+
+
+def emit(region: Region, limit: int = LIMIT) -> Emitted:
+    """The source of a region. Raises Blocked with the node that can't be in it."""
+    w = Writer(region.kind, Names(RESERVED), resolver(region))
+    current = region.nodes[0]
+    try:
+        for current in region.nodes:
+            w.value(current)
+            if w.largest > limit * (4 if current.target in _SQUARE else 1):
+                raise Unsupported(f"a block of {w.largest} elements")
+            w.largest = min(w.largest, limit)
+        for current in region.outputs:
+            _output(w, current)
+    except Unsupported as reason:
+        raise Blocked(current, str(reason)) from reason
+    return _source(region, w)
+
+
+def _output(w: Writer, node: Node) -> None:
+    """A new tensor for a node's value."""
+    fake = node.meta["val"]
+    if not isinstance(fake, torch.Tensor):
+        raise Unsupported("a result that is no tensor")
+    lead = w.kind.lead(fake.shape)
+    if lead != (1 if w.kind.rows is None else 2) or (w.kind.rows is not None and fake.shape[1] != w.kind.rows):
+        raise Unsupported("a result without rows")
+    rest = tuple(int(size) for size in fake.shape[lead:])
+    w.outputs[node] = Parameter(w.names.fresh(f"{node.name}_out"), node, fake.dtype, "new")
+    memory = Memory(
+        w.outputs[node].name, fake.dtype, rest, contiguous(rest), w.row_term(fake.shape, lead), lead, node.name
+    )
+    store(w, memory, w.value(node))
+
+
+def warps(w: Writer) -> int:
+    """Warps of a program, from its largest block."""
+    return max(1, min(MOST_WARPS, w.largest // LANES_PER_WARP))
+
+
+def _source(region: Region, w: Writer) -> Emitted:
+    parameters = [*w.parameters.values(), *w.outputs.values()]
+    names = [item.name for item in parameters] + list(w.tables.values())
+    width = region.kind.rows is not None and is_symbolic(region.kind.rows)
+    if width:
+        names.append("width")
+    inplace = any(item.written == "inplace" for item in parameters)
+    lines = ["@triton.jit", f"def NAME_kernel({', '.join(names)}):", f"{INDENT}row = tl.program_id(0).to(tl.int64)"]
+    if w.uses_batch:
+        count = "width" if width else str(region.kind.rows)
+        lines += [f"{INDENT}batch = row // {count}", f"{INDENT}token = row % {count}"]
+    lines += [f"{INDENT}i{size} = tl.arange(0, {size})" for size in sorted(w.ranges)]
+    lines += w.lines
+    if inplace:
+        lines += [f"{INDENT}# Everything is read by now.", f"{INDENT}tl.debug_barrier()"]
+    lines += [INDENT + text for text in w.stores]
+    host = _host(region, w, width)
+    inputs = tuple(w.parameters)
+    return Emitted("\n".join(lines), host, tuple(w.helpers.values()), inputs, tuple(w.outputs))
+
+
+def _host(region: Region, w: Writer, width: bool) -> str:
+    """The function that makes the outputs and launches the kernel."""
+    arguments = {node: w.parameters[node].name.removesuffix("_at") for node in w.parameters}
+    tensors = [node for node, item in w.parameters.items() if item.dtype is not None]
+    first = next((node for node in tensors if node.meta["val"].shape[:1] == (BATCH,)), None)
+    if first is None:
+        raise Blocked(region.nodes[0], "no operand has rows")
+    like = arguments[first]
+    typed = [f"{arguments[node]}: {'int' if item.dtype is None else 'Tensor'}" for node, item in w.parameters.items()]
+    lines = [f"def NAME({', '.join(typed)}) -> {_returns(w)}:"]
+    lines.append(f'{INDENT}"""{_summary(region)}"""')
+    lines.append(f"{INDENT}batch = {like}.shape[0]")
+    grid = "batch"
+    if region.kind.rows is not None:
+        rows = str(region.kind.rows)
+        if width:
+            source = next((n for n in tensors if tuple(n.meta["val"].shape[:2]) == (BATCH, region.kind.rows)), None)
+            if source is None:
+                raise Blocked(region.nodes[0], "no operand has tokens")
+            lines.append(f"{INDENT}width = {arguments[source]}.shape[1]")
+            rows = "width"
+        grid = f"batch * {rows}"
+    made = {}
+    for node, parameter in w.outputs.items():
+        made[node] = parameter.name.removesuffix("_out") + "_new"
+        lines.append(f"{INDENT}{made[node]} = torch.empty({_shape(node)}, dtype={literal(parameter.dtype)}, device={like}.device)")
+    passed = [_passed(arguments[node], item) for node, item in w.parameters.items()]
+    passed += [made[node] + (".view(torch.uint8)" if item.dtype == torch.bool else "") for node, item in w.outputs.items()]
+    passed += [call.replace("{device}", f"{like}.device") for call in w.tables]
+    passed += ["width"] if width else []
+    options = f"num_warps={warps(w)}, enable_fp_fusion=False"
+    lines.append(f"{INDENT}NAME_kernel[({grid},)]({', '.join(passed)}, {options})")
+    if made:
+        lines.append(f"{INDENT}return {', '.join(made.values())}")
+    return "\n".join(lines)
+
+
+def _returns(w: Writer) -> str:
+    if not w.outputs:
+        return "None"
+    return "Tensor" if len(w.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(w.outputs))}]"
+
+
+def _summary(region: Region) -> str:
+    work = [node.name for node in region.nodes]
+    shown = ", ".join(work[:4]) + (f" and {len(work) - 4} more" if len(work) > 4 else "")
+    return f"{shown}: one program per {'batch row' if region.kind.rows is None else 'token'}."
+
+
+def _shape(node: Node) -> str:
+    sizes = []
+    for place, size in enumerate(node.meta["val"].shape):
+        sizes.append("batch" if place == 0 else "width" if is_symbolic(int(size)) else str(int(size)))
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _passed(name: str, parameter: Parameter) -> str:
+    """An operand of the launch: in place tensors have to be dense, others are made so."""
+    if parameter.dtype is None:
+        return name
+    text = f"dense({name})" if parameter.written else f"{name}.contiguous()"
+    return f"{text}.view(torch.uint8)" if parameter.dtype == torch.bool else text
+
+
+def reads(nodes: Sequence[Node]) -> set[Node]:
+    """What nodes have as operands."""
+    return {item for node in nodes for item in flat_nodes((node.args, node.kwargs))}
+
+
