@@ -16,41 +16,43 @@ from specc.backends.triton.kernels.dot import rounded
 
 
 @triton.jit
-def input_row(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
-    """Inputs [BC] in float32: row >= 0 of x, or row -1, -2, … of the window from its end."""
+def input_rows(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
+    """Inputs [BN,BC] in float32: rows >= 0 [BN,1] of x, or rows -1, -2, … of the window from its end."""
     new = tl.load(x + row * stride_xt + channel, mask=inside & (row >= 0), other=0.0)
     old = tl.load(window + (W - 1 + row) * C + channel, mask=inside & (row < 0) & (row > -W), other=0.0)
     return tl.where(row >= 0, new.to(tl.float32), old.to(tl.float32))
 
 
 @triton.jit
-def tree_conv(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt,
-              W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
-    """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N, B).
+def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt,
+                    W: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+    """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N / BN, B).
 
     x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 the context, node i is i + 1.
     """
-    node, b = tl.program_id(1), tl.program_id(2)
-    channel = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = channel < C
-    x += b.to(tl.int64) * stride_xb
-    window += b.to(tl.int64) * (W - 1) * C
+    node = tl.program_id(1) * BN + tl.arange(0, BN)[:, None]
+    b = tl.program_id(2).to(tl.int64)
+    channel = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
+    inside = (channel < C) & (node < N)
+    x += b * stride_xb
+    window += b * (W - 1) * C
+    total = tl.zeros([BN, BC], tl.float32)
     # Rows from the newest to the oldest; the sum runs the other way round, so they are found twice.
-    total = tl.zeros([BC], tl.float32)
     for tap in tl.static_range(W):
         row = node
         for _ in tl.static_range(W - 1 - tap):
             if TREE:
-                above = tl.load(parent + b * N + row, mask=row >= 0, other=0).to(tl.int32) - 1
+                above = tl.load(parent + b * N + row, mask=(row >= 0) & (row < N), other=0).to(tl.int32) - 1
                 row = tl.where(row >= 0, above, row - 1)
             else:
                 row -= 1
-        scale = tl.load(weight + channel * W + tap, mask=inside, other=0.0).to(tl.float32)
-        total = tl.fma(input_row(x, window, row, channel, inside, stride_xt, C, W), scale, total)
+        scale = tl.load(weight + channel * W + tap, mask=channel < C, other=0.0).to(tl.float32)
+        taken = input_rows(x, window, row, channel, inside, stride_xt, C, W)
+        total = tl.fma(taken, tl.broadcast_to(scale, [BN, BC]), total)
     if BIAS:
-        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)
     out = total / (1.0 + tl.exp(-total))
-    tl.store(y + (b * N + node).to(tl.int64) * C + channel, rounded(out, y), mask=inside)
+    tl.store(y + (b * N + node) * C + channel, rounded(out, y), mask=inside)
 
 
 @triton.jit

@@ -8,22 +8,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_rows import ancestors, live_rows
+from specc.backends.triton.kernels.delta_rows import ancestors
 
 
 @triton.jit
-def heavy_order(parent, mask, valid, order, N, T: tl.constexpr, MASK: tl.constexpr, VALID: tl.constexpr):  # fmt: skip
+def heavy_order(parent, mask, order, N, T: tl.constexpr):
     """order int32 [B,N]: chain after chain of the heavy-light decomposition, chains by their first node. Grid (B,).
 
     A node's heavy child is the one with the largest subtree (the first of equals). A node's chain starts at its
     deepest ancestor-or-self that is not heavy: the largest such number, since parents come before children. Its place
-    is the number of nodes in earlier chains plus those before it in its own. Padding nodes come as chains of one.
+    is the number of nodes in earlier chains plus those before it in its own.
     """
     b = tl.program_id(0)
     i = tl.arange(0, T)
-    live = live_rows(valid, b, N, T, VALID)
+    live = i < N
     above = tl.load(parent + b * N + i, mask=live, other=-1).to(tl.int32)
-    seen = ancestors(mask, b, N, T, MASK) & live[:, None] & live[None, :]
+    seen = ancestors(mask, b, N, T, True) & live[:, None] & live[None, :]
     size = tl.sum(seen.to(tl.int32), 0)
     # [i,j]: j is a sibling of i that is heavier, or as heavy and earlier.
     sibling = (above[:, None] == above[None, :]) & live[:, None] & live[None, :]
@@ -43,16 +43,15 @@ def heavy_order(parent, mask, valid, order, N, T: tl.constexpr, MASK: tl.constex
 
 
 @triton.jit
-def ancestor_paths(mask, valid, paths, counts, N, T: tl.constexpr, MASK: tl.constexpr, VALID: tl.constexpr,
-                   LEAVES: tl.constexpr):  # fmt: skip
+def ancestor_paths(mask, paths, counts, N, T: tl.constexpr, LEAVES: tl.constexpr):
     """paths int32 [B,N,N]: each node's ancestors and itself from the root down, then -1; counts int32 [B,N]. Grid (B,).
 
-    With LEAVES only nodes without children have a path. Padding nodes have none.
+    With LEAVES only nodes without children have a path.
     """
     b = tl.program_id(0)
     i = tl.arange(0, T)
-    live = live_rows(valid, b, N, T, VALID)
-    seen = ancestors(mask, b, N, T, MASK) & live[:, None] & live[None, :]
+    live = i < N
+    seen = ancestors(mask, b, N, T, True) & live[:, None] & live[None, :]
     descendants = tl.sum(tl.where(i[:, None] == i[None, :], tl.sum(seen.to(tl.int32), 0)[None, :], 0), 1)
     wanted = live & (descendants == 1) if LEAVES else live
     seen = seen & wanted[:, None]

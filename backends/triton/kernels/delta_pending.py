@@ -11,7 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_rows import EPS
 from specc.backends.triton.kernels.dot import dot_pieces
 
 
@@ -31,27 +30,6 @@ def left_over(g, R: tl.constexpr):
     """(e^{G - G_j} [R], e^G): the decay behind each row, as sums of what comes after it (nothing cancels)."""
     after = tl.arange(0, R)[None, :] > tl.arange(0, R)[:, None]
     return tl.exp(tl.sum(tl.where(after, g[None, :], 0.0), 1)), tl.exp(tl.sum(g, 0))
-
-
-@triton.jit
-def pending_rows(pending_g, path, count, window, b, hv, P, ROWS, HV, R: tl.constexpr, PATH: tl.constexpr):
-    """(rows, keep, e^{G - G_j} [R], e^G, due) of a sequence's pending factors."""
-    waiting = tl.load(count + b)
-    rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
-    g = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
-    rates, decay = left_over(g, R)
-    return rows, keep, rates, decay, waiting >= tl.maximum(window, 1)
-
-
-@triton.jit
-def weighted_factors(at_x, at_u, keep, rates, K: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
-    """e^{G - G_j} r_j u_j [BV,R]; at_x [R,BK] points to the raw keys' first columns, at_u [BV,R] to u."""
-    square = tl.zeros([R], tl.float32)
-    for first in tl.static_range(0, K, BK):
-        x = tl.load(at_x + first, mask=keep[:, None], other=0.0).to(tl.float32)
-        square += tl.sum(x * x, 1)
-    u = tl.load(at_u, mask=keep[None, :], other=0.0)
-    return u * (rates * tl.rsqrt(square + EPS))[None, :]
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """What the kernels of the gated delta rule share: gates, norms, masks, and one token's step on a state tile.
 
-State tiles of the schedules that go token by token are [C,R,E]: R rows of the state (values), K = C E columns. A
+State tiles of the schedules that go token by token are [C,R,E]: R rows of the state (values), C E >= K columns. A
 thread then holds many columns of few rows, so that sums over K need few exchanges between threads. The step has one
 order of operations, spelled out with `fma`, so that equal inputs give equal bits in every kernel that uses it.
 """
@@ -41,27 +41,14 @@ def gates(g, beta, a_log, dt_bias, hv, GATE: tl.constexpr):
 
 @triton.jit
 def ancestors(mask, b, N, T: tl.constexpr, MASK: tl.constexpr):
-    """[T,T] bool: j is an ancestor of i or i itself. MASK 0: a chain; 1: bytes [B,N,N]; 2: int64 bits [B,N]."""
+    """[T,T] bool: j is an ancestor of i or i itself, from bytes [B,N,N]; without MASK of a chain."""
     i = tl.arange(0, T)[:, None]
     j = tl.arange(0, T)[None, :]
     inside = (i < N) & (j < N)
-    if MASK == 0:
-        return inside & (j <= i)
-    elif MASK == 1:
+    if MASK:
         return tl.load(mask + (b * N + i) * N + j, mask=inside, other=0) != 0
     else:
-        bits = tl.load(mask + b * N + i, mask=i < N, other=0)
-        return inside & (((bits >> j) & 1) != 0)
-
-
-@triton.jit
-def live_rows(valid, b, N, T: tl.constexpr, VALID: tl.constexpr):
-    """[T] bool: rows that are nodes, not padding."""
-    i = tl.arange(0, T)
-    if VALID:
-        return tl.load(valid + b * N + i, mask=i < N, other=0) != 0
-    else:
-        return i < N
+        return inside & (j <= i)
 
 
 @triton.jit
@@ -71,10 +58,54 @@ def columns(C: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def tile_offsets(rows, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+def load_row(row, column, live, K: tl.constexpr, KP: tl.constexpr):
+    """[C,E] of a row of K numbers at these columns; zeros beyond K (KP = C E) and where the row is not `live`."""
+    if K == KP:
+        return tl.load(row + column, mask=live, other=0.0)
+    else:
+        return tl.load(row + column, mask=live & (column < K), other=0.0)
+
+
+@triton.jit
+def load_values(row, value, live, V: tl.constexpr, BV: tl.constexpr):
+    """[R] of a row of V numbers at these places; zeros beyond V and where the row is not `live`."""
+    if V % BV == 0:
+        return tl.load(row + value, mask=live, other=0.0)
+    else:
+        return tl.load(row + value, mask=live & (value < V), other=0.0)
+
+
+@triton.jit
+def tile_offsets(value, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
     """[C,R,E] offsets into a state [V,K] for the given rows [R]."""
     across = tl.arange(0, C)[:, None, None] * E + tl.arange(0, E)[None, None, :]
-    return rows[None, :, None] * K + across
+    return value[None, :, None] * K + across
+
+
+@triton.jit
+def tile_inside(value, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """[C,R,E] bool: what of a tile is inside a state [V,K]."""
+    across = tl.arange(0, C)[:, None, None] * E + tl.arange(0, E)[None, None, :]
+    return (value[None, :, None] < V) & (across < K)
+
+
+@triton.jit
+def load_tile(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """[C,R,E] of a state [V,K]; zeros outside."""
+    if (C * E == K) and (V % BV == 0):
+        return tl.load(state + tile_offsets(value, K, C, E))
+    else:
+        return tl.load(state + tile_offsets(value, K, C, E), mask=tile_inside(value, K, V, C, E), other=0.0)
+
+
+@triton.jit
+def store_tile(state, tile, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+               E: tl.constexpr):  # fmt: skip
+    """The reverse of `load_tile`."""
+    if (C * E == K) and (V % BV == 0):
+        tl.store(state + tile_offsets(value, K, C, E), tile)
+    else:
+        tl.store(state + tile_offsets(value, K, C, E), tile, mask=tile_inside(value, K, V, C, E))
 
 
 @triton.jit
@@ -87,15 +118,9 @@ def prefetch(lines):
 
 
 @triton.jit
-def inverse_norm(x):
-    """1 / sqrt(sum x^2 + eps) of x [C,E] float32."""
-    return tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) + EPS)
-
-
-@triton.jit
-def add_factor(tile, x, weighted):
-    """tile + weighted x^T: tile [C,R,E] already decayed, x [C,E] float32, weighted [R] (u times the key's norm)."""
-    return tl.fma(weighted[None, :, None], x[:, None, :], tile)
+def total(x):
+    """The sum of x [C,E]."""
+    return tl.sum(tl.sum(x, 1), 0)
 
 
 @triton.jit
@@ -120,23 +145,34 @@ def product(tile, x, C: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def token_step(tile, xk, xq, value, g, beta, K: tl.constexpr, BV: tl.constexpr, E: tl.constexpr):
-    """One token on a tile [C,R,E]: (o [R], u [R], tile'). xk, xq raw [C,E], value [R], g and beta scalars.
+def after_factor(tile, xk, decay, weighted):
+    """decay S + weighted x^T: a tile [C,R,E], a raw key [C,E], weighted [R] (u times the key's inverse norm)."""
+    return tl.fma(weighted[None, :, None], xk[:, None, :], tile * decay)
 
-    k = r x with the norm r outside the products (design 04): u = beta (v - r S x), S + (r u) x^T.
+
+@triton.jit
+def token_step(tile, xk, xq, value, g, beta, K: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """One token on a tile S [C,R,E]: (o [R], u [R], S'). xk, xq raw [C,E], value [R], g and beta scalars.
+
+    k = r x with the inverse norm r outside the products (design 04). Both products are with the tile as it comes in, so
+    that their sums over threads run side by side: u = beta (v - r d S x_k), w = r u, S' = d S + w x_k^T and
+    S' x_q = d S x_q + w (x_k . x_q).
     """
     xk = xk.to(tl.float32)
     xq = xq.to(tl.float32)
-    norm = inverse_norm(xk)
-    tile = tile * tl.exp(g)
-    u = beta * tl.fma(-norm, product(tile, xk, K // E, BV, E), value.to(tl.float32))
-    tile = add_factor(tile, xk, u * norm)
-    return (inverse_norm(xq) * (K**-0.5)) * product(tile, xq, K // E, BV, E), u, tile
+    norm = tl.rsqrt(total(xk * xk) + EPS)
+    scale = tl.rsqrt(total(xq * xq) + EPS) * (K**-0.5)
+    shared = total(xk * xq)
+    decay = tl.exp(g)
+    old = product(tile, xk, C, BV, E)
+    read = product(tile, xq, C, BV, E)
+    u = beta * tl.fma(-(norm * decay), old, value.to(tl.float32))
+    weighted = u * norm
+    return scale * tl.fma(weighted, shared, decay * read), u, after_factor(tile, xk, decay, weighted)
 
 
 @triton.jit
 def factor_step(tile, xk, u, g):
     """The update of `token_step` from its factors, in the same order: bit for bit the same tile."""
     xk = xk.to(tl.float32)
-    norm = inverse_norm(xk)
-    return add_factor(tile * tl.exp(g), xk, u * norm)
+    return after_factor(tile, xk, tl.exp(g), u * tl.rsqrt(total(xk * xk) + EPS))

@@ -1,8 +1,12 @@
 """The N x N part of the tree schedule: it does not depend on the state or the value tile (design 04, "Tree, UT form").
 
 A_ij = beta_i e^{G_i - G_j} (k_i . k_j) over proper ancestors j of i, P_ij = e^{G_i - G_j} (q_i . k_j) over ancestors
-and self. With X = (I + A)^-1 and R = beta v - beta e^G (K S^T), U = X R and O = e^G (Q S^T) + P U. The kernels apply
-[X; P X] to R in one product; rows come interleaved (X_0, (P X)_0, X_1, …), so that pairs of columns split in registers.
+and self. With X = (I + A)^-1 and R = beta v - beta e^G (K S^T), U = X R and O = e^G (Q S^T) + P U. The second phase
+applies [X; P X] to R in one product; rows come interleaved (X_0, (P X)_0, X_1, …), so that pairs of columns split in
+registers. Factors that are pending are further ancestors: S_p x = e^G S x + sum_j (w_j u_j) (k_j . x), design 09.
+
+Everything is straight-line code: each product waits for the one before it, and what a program does is short, so that
+loads have to start together and nothing may wait for a loop.
 """
 
 # Triton's language, not Python's types.
@@ -13,11 +17,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates, live_rows
+from specc.backends.triton.kernels.delta_pending import left_over, path_rows
+from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows
 
 SCALARS = tl.constexpr(4)
-"""Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q, and 1 where the row is live."""
+"""Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q; then one for e^G of what is
+pending."""
+
+
+@triton.jit
+def work_size(T: tl.constexpr, R: tl.constexpr):
+    """Floats per sequence and value head: the matrix, the scalars, and for R pending rows theirs and their weights."""
+    return 2 * T * T + SCALARS * T + R * (2 * T + 1)
 
 
 @triton.jit
@@ -26,12 +38,26 @@ def unit_lower_inverse(a, T: tl.constexpr, LEVELS: tl.constexpr):
     i = tl.arange(0, T)[:, None]
     j = tl.arange(0, T)[None, :]
     inverse = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, a, 0.0)
-    for level in tl.range(1, LEVELS, num_stages=1):
-        half = 1 << level
-        pairs = (i // (2 * half) == j // (2 * half)) & ((i // half) % 2 == 1) & ((j // half) % 2 == 0)
+    for level in tl.static_range(1, LEVELS):
+        pairs = (i >> (level + 1) == j >> (level + 1)) & ((i >> level) % 2 == 1) & ((j >> level) % 2 == 0)
         right = dot_float32(tl.where(pairs, a, 0.0), inverse, tl.zeros([T, T], tl.float32))
         inverse = inverse - dot_float32(inverse, right, tl.zeros([T, T], tl.float32))
     return inverse
+
+
+@triton.jit
+def load_chunk(at, live, column, K: tl.constexpr, BK: tl.constexpr):
+    """Rows [.., BK] from their first columns on; zeros where not `live` and beyond K."""
+    if K % BK == 0:
+        return tl.load(at, mask=live[:, None], other=0.0)
+    else:
+        return tl.load(at, mask=live[:, None] & (column < K), other=0.0)
+
+
+@triton.jit
+def squares(x):
+    """Sums of squares of rows."""
+    return tl.sum(x.to(tl.float32) * x.to(tl.float32), 1)
 
 
 @triton.jit
@@ -41,20 +67,15 @@ def products(at_k, at_q, live, K: tl.constexpr, T: tl.constexpr, BK: tl.constexp
     cross = tl.zeros([T, T], tl.float32)
     square_k = tl.zeros([T], tl.float32)
     square_q = tl.zeros([T], tl.float32)
-    for first in tl.range(0, K, BK):
-        xk = tl.load(at_k + first, mask=live[:, None], other=0.0)
-        xq = tl.load(at_q + first, mask=live[:, None], other=0.0)
+    for first in tl.static_range(0, K, BK):
+        column = tl.arange(0, BK)[None, :] + first
+        xk = load_chunk(at_k + first, live, column, K, BK)
+        xq = load_chunk(at_q + first, live, column, K, BK)
         gram = dot_rows(xk, tl.trans(xk), gram)
         cross = dot_rows(xq, tl.trans(xk), cross)
-        square_k += tl.sum(xk.to(tl.float32) * xk.to(tl.float32), 1)
-        square_q += tl.sum(xq.to(tl.float32) * xq.to(tl.float32), 1)
+        square_k += squares(xk)
+        square_q += squares(xq)
     return gram, cross, square_k, square_q
-
-
-@triton.jit
-def norms(square_k, square_q, K: tl.constexpr):
-    """Factors of the l2 norms from the sums of squares; that of q with K^-1/2."""
-    return tl.rsqrt(square_k + EPS), tl.rsqrt(square_q + EPS) * (K**-0.5)
 
 
 @triton.jit
@@ -70,66 +91,73 @@ def decay_ratios(seen, g, T: tl.constexpr):
 
 
 @triton.jit
-def solve(gram, cross, norm_k, norm_q, g, beta, seen, T: tl.constexpr, LEVELS: tl.constexpr):
-    """(matrix [T,2T], e^G [T]) from gram = X_k X_k^T, cross = X_q X_k^T [T,T] of raw rows and their norms.
-
-    Column 2i of the matrix is row i of (I + A)^-1, column 2i + 1 row i of P (I + A)^-1.
-    """
-    i = tl.arange(0, T)[:, None]
-    j = tl.arange(0, T)[None, :]
-    ratio = decay_ratios(seen, g, T) * norm_k[None, :]
-    lower = tl.where(seen & (j < i), (beta * norm_k)[:, None] * ratio * gram, 0.0)
-    inverse = unit_lower_inverse(lower, T, LEVELS)
-    outer = tl.where(seen, norm_q[:, None] * ratio * cross, 0.0)
-    both = tl.join(inverse, dot_float32(outer, inverse, tl.zeros([T, T], tl.float32)))
-    total = tl.sum(tl.where(seen, g[None, :], 0.0), 1)
-    return tl.permute(both, (1, 0, 2)).reshape(T, 2 * T), tl.exp(total)
-
-
-@triton.jit
-def tree_rows(g, beta, mask, valid, a_log, dt_bias, b, hv, N, stride_gb, stride_gt,
-              T: tl.constexpr, MASK: tl.constexpr, VALID: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
-    """(seen [T,T], live, g, beta [T]) of one sequence and value head; what is not live sees and is seen by nothing."""
-    row = tl.arange(0, T)
-    live = live_rows(valid, b, N, T, VALID)
-    at = b * stride_gb + row * stride_gt + hv
-    g = tl.load(g + at, mask=live, other=0.0)
-    beta = tl.load(beta + at, mask=live, other=0.0)
-    g, beta = gates(g, beta, a_log, dt_bias, hv, GATE)
-    seen = ancestors(mask, b, N, T, MASK) & live[:, None] & live[None, :]
-    return seen, live, tl.where(live, g, 0.0), tl.where(live, beta, 0.0)
+def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
+                    K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PATH: tl.constexpr):  # fmt: skip
+    """What a verify needs of its pending factors: [R,2T] = w_j r_j (x_j . x), the weights w_j r_j, and e^G."""
+    rows, keep = path_rows(path, tl.load(count + b), b, P, ROWS, R, PATH)
+    rates, decay = left_over(tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0).to(tl.float32), R)
+    at_p = pending_k + ((b * ROWS + rows.to(tl.int64)) * H + head)[:, None] * K + tl.arange(0, BK)[None, :]
+    with_k = tl.zeros([R, T], tl.float32)
+    with_q = tl.zeros([R, T], tl.float32)
+    square = tl.zeros([R], tl.float32)
+    for first in tl.static_range(0, K, BK):
+        column = tl.arange(0, BK)[None, :] + first
+        xp = load_chunk(at_p + first, keep, column, K, BK)
+        with_k = dot_rows(xp, tl.trans(load_chunk(at_k + first, live, column, K, BK)), with_k)
+        with_q = dot_rows(xp, tl.trans(load_chunk(at_q + first, live, column, K, BK)), with_q)
+        square += squares(xp)
+    weights = rates * tl.rsqrt(square + EPS)
+    row = tl.arange(0, R)
+    tl.store(work - T, decay)
+    at = row[:, None, None] * (2 * T) + tl.arange(0, T)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+    tl.store(work + at, tl.join(weights[:, None] * with_k, weights[:, None] * with_q))
+    tl.store(work + R * 2 * T + row, weights)
 
 
-@triton.jit(do_not_specialize=["N"])
-def delta_tree_prepare(q, k, g, beta, mask, valid, a_log, dt_bias, g_out, work, N, H, HV,
-                       stride_qb, stride_qt, stride_kb, stride_kt, stride_gb, stride_gt,
-                       K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, MASK: tl.constexpr,
-                       VALID: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Phase 1, one program per (value head, sequence): the matrix [T,2T] and four rows [T] of scalars into `work`.
+@triton.jit(do_not_specialize=["N", "P", "ROWS"])
+def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending_k, pending_g, path, count,
+                       N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_gb, stride_gt,
+                       stride_bb, stride_bt,
+                       K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
+                       MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Phase 1, one program per (value head, sequence): the matrix [T,2T], its scalars and the pending part into `work`.
 
     Grid (HV, B). q, k [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g
-    where the gates are computed here.
+    where the gates are computed here. R = 0: nothing is pending.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     hv, b = tl.program_id(0), tl.program_id(1)
+    head = hv // (HV // H)
     row = tl.arange(0, T)
-    seen, live, g_rows, beta_rows = tree_rows(
-        g, beta, mask, valid, a_log, dt_bias, b, hv, N, stride_gb, stride_gt, T, MASK, VALID, GATE
-    )
-    if GATE > 0:
-        tl.store(g_out + (b * N + row) * HV + hv, g_rows, mask=row < N)
-    place = tl.arange(0, BK)[None, :] + hv // (HV // H) * K
-    gram, cross, square_k, square_q = products(
-        k + b.to(tl.int64) * stride_kb + row[:, None] * stride_kt + place,
-        q + b.to(tl.int64) * stride_qb + row[:, None] * stride_qt + place, live, K, T, BK,
-    )  # fmt: skip
-    norm_k, norm_q = norms(square_k, square_q, K)
-    matrix, decay = solve(gram, cross, norm_k, norm_q, g_rows, beta_rows, seen, T, LEVELS)
-    work += (b * HV + hv) * (2 * T * T + SCALARS * T)
-    tl.store(work + row[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :], matrix)
+    live = row < N
+    g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
+    beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
+    seen = ancestors(mask, b, N, T, MASK)
+    place = tl.arange(0, BK)[None, :] + head * K
+    at_k = k + b.to(tl.int64) * stride_kb + row[:, None] * stride_kt + place
+    at_q = q + b.to(tl.int64) * stride_qb + row[:, None] * stride_qt + place
+    gram, cross, square_k, square_q = products(at_k, at_q, live, K, T, BK)
+    g_rows, beta_rows = gates(g_rows, beta_rows, a_log, dt_bias, hv, GATE)
+    g_rows = tl.where(live, g_rows, 0.0)
+    beta_rows = tl.where(live, beta_rows, 0.0)
+    norm_k, norm_q = tl.rsqrt(square_k + EPS), tl.rsqrt(square_q + EPS) * (K**-0.5)
+    ratio = decay_ratios(seen, g_rows, T) * norm_k[None, :]
+    lower = tl.where(row[None, :] < row[:, None], (beta_rows * norm_k)[:, None] * ratio * gram, 0.0)
+    inverse = unit_lower_inverse(lower, T, LEVELS)
+    outer = dot_float32(norm_q[:, None] * ratio * cross, inverse, tl.zeros([T, T], tl.float32))
+    work += (b * HV + hv) * work_size(T, R)
+    at = row[None, :, None] * (2 * T) + row[:, None, None] * 2 + tl.arange(0, 2)[None, None, :]
+    tl.store(work + at, tl.join(inverse, outer))
+    decay = tl.exp(tl.sum(tl.where(seen, g_rows[None, :], 0.0), 1))
     work += 2 * T * T
     tl.store(work + row, beta_rows)
     tl.store(work + T + row, beta_rows * decay * norm_k)
     tl.store(work + 2 * T + row, decay * norm_q)
-    tl.store(work + 3 * T + row, tl.where(live, 1.0, 0.0))
+    if GATE > 0:
+        tl.store(g_out + (b * N + row) * HV + hv, g_rows, mask=live)
+    if R > 0:
+        prepare_pending(
+            pending_k, pending_g, path, count, work + SCALARS * T, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
+            K, T, R, BK, PATH,
+        )  # fmt: skip

@@ -1,3 +1,3 @@
-"""Launchers: the signatures of `specc.ir.ops`, torch tensors in and out, and the configurations of the kernels."""
+"""What host functions that launch kernels share."""
 
 from __future__ import annotations

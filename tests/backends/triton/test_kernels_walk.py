@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specc.backends.triton.launch.commit import delta_rule_commit, delta_rule_verify_states
-from specc.backends.triton.launch.delta import delta_rule, delta_rule_verify, delta_rule_verify_pending, verify
-from specc.backends.triton.launch.rows import Gate, Rows
+from specc.backends.triton.ops.delta import (
+    delta_rule,
+    delta_rule_,
+    delta_rule_chunk,
+    delta_rule_chunk_,
+    delta_rule_commit,
+    delta_rule_commit_,
+)
+from specc.backends.triton.ops.delta_launch import Gate, launch_walk, outputs_of, rows_of
+from specc.backends.triton.ops.delta_tables import WalkConfig
+from specc.backends.triton.ops.delta_verify import table_of
 from specc.ir import ops
-from tests.backends.triton.trees import BOUND, Operands, check, exact, operands, relative, trees
+from tests.backends.triton.trees import BOUND, Operands, called, check, exact, operands, relative, trees
 
 BY_STEPS = ("serial", "hybrid", "replay")
 FORKED = [[0, 1, 1, 2, 0], [0, 1, 2, 3, 4]]
@@ -32,9 +42,9 @@ def by_plain_decoding(case: Operands, b: int, node: int) -> tuple[torch.Tensor, 
 @settings(max_examples=5)
 @given(trees(max_nodes=4), st.sampled_from(BY_STEPS))
 def test_schedules_by_steps_have_the_bits_of_plain_decoding(case: Operands, schedule: str) -> None:
-    o, u, states = delta_rule_verify_states(*case.rows, *case.tree, schedule, valid=case.valid)
+    o, u, states = called("delta_rule_verify_states", case, schedule)
     check(case, o, u, exact(case))
-    again = delta_rule_verify(*case.rows, *case.tree, schedule, valid=case.valid)
+    again = called("delta_rule_verify", case, schedule)
     assert torch.equal(again[0], o)
     assert torch.equal(again[1], u)
     b = case.state.shape[0] - 1
@@ -46,13 +56,12 @@ def test_schedules_by_steps_have_the_bits_of_plain_decoding(case: Operands, sche
 @pytest.mark.parametrize("schedule", BY_STEPS)
 def test_all_nodes_of_a_fork_have_the_bits_of_plain_decoding(schedule: str) -> None:
     case = operands(FORKED, [5, 4], heads=(1, 1), sizes=(16, 8))
-    o, u = delta_rule_verify(*case.rows, *case.tree, schedule, valid=case.valid)
+    o, u = called("delta_rule_verify", case, schedule)
     for b, real in enumerate((5, 4)):
         for node in range(real):
             plain = by_plain_decoding(case, b, node)
             assert torch.equal(o[b, node], plain[0])
             assert torch.equal(u[b, node], plain[1])
-    assert not o[1, 4].any()
 
 
 def test_chain_in_one_call_has_the_bits_of_single_tokens() -> None:
@@ -61,14 +70,17 @@ def test_chain_in_one_call_has_the_bits_of_single_tokens() -> None:
     plain = by_plain_decoding(case, 0, 3)
     assert all(torch.equal(a, b) for a, b in zip((o[0, 3], u[0, 3], state[0]), plain, strict=True))
     check(case, o, u, exact(case))
-    o, u = delta_rule_verify(*case.rows, None, None, "serial")
-    assert torch.equal(o[0, 3], plain[0])
+    chain: dict[str, Any] = {"parent_row": None, "mask": None}
+    assert torch.equal(called("delta_rule_verify", case, "serial", **chain)[0][0, 3], plain[0])
+    _, u, states = called("delta_rule_verify_states", case, "serial", **chain)
+    assert torch.equal(u[0, 3], plain[1])
+    assert torch.equal(states[0, 3], plain[2])
 
 
 def test_states_of_the_tree_schedule() -> None:
     case = operands(FORKED, [5, 5])
     expected = ops.delta_rule_verify_states(*case.wide, *case.tree, "serial")
-    _, u, states = delta_rule_verify_states(*case.rows, *case.tree, "tree")
+    _, u, states = called("delta_rule_verify_states", case, "tree")
     assert relative(states, expected[2], expected[2]) <= BOUND
     assert relative(u, expected[1], expected[1]) <= 1e-5
 
@@ -77,12 +89,36 @@ def test_gates_of_the_walk_are_those_of_plain_operands() -> None:
     case = operands([[0, 1, 1]], [3], heads=(1, 2))
     a, b = torch.randn(1, 3, 2), torch.randn(1, 3, 2)
     gate = Gate(torch.tensor([0.1, -2.0]), torch.tensor([0.3, -0.4]), torch.full_like(a, float("nan")), 2)
-    rows = Rows(case.state, case.q, case.k, case.v, a, b, None, gate)
-    o, u = verify(rows, *case.tree, "serial")
+    rows = rows_of(case.q, case.k, case.v, a, b)
+    o, u = outputs_of(case.state, rows)
+    table = table_of(case.state, case.parent_row)
+    launch_walk(case.state, rows, o, u, parent_row=case.parent_row, table=table, gate=gate)
     g = -gate.a_log.double().exp() * torch.nn.functional.softplus(a.double() + gate.dt_bias.double())
-    torch.testing.assert_close(gate.g_out.double(), g, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gate.out.double(), g, rtol=1e-6, atol=0)
     want = case.with_(g=g.float(), beta=(2 * torch.sigmoid(b.double())).float())
     check(want, o, u, exact(want))
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (24, 40)])
+def test_sizes_that_are_no_powers_of_two(sizes: tuple[int, int]) -> None:
+    """Rows of columns beyond K and of values beyond V are not touched: the states lie side by side."""
+    case = operands(FORKED, [5, 5], heads=(1, 2), sizes=sizes)
+    o, u, states = called("delta_rule_verify_states", case, "hybrid")
+    check(case, o, u, exact(case))
+    wide = ops.delta_rule_verify_states(*case.wide, *case.tree, "serial")[2]
+    assert relative(states, wide, wide) <= BOUND
+
+
+def test_prompts_by_chunks_and_in_place() -> None:
+    case = operands([[0, 1, 2, 3, 4]], [5], heads=(1, 2))
+    wide = ops.delta_rule_chunk(*case.wide, 2)
+    o, u, after = delta_rule_chunk(*case.rows, 2)
+    check(case, o, u, wide[:2])
+    assert relative(after, wide[2], wide[2]) <= BOUND
+    for rule, more in ((delta_rule_, ()), (delta_rule_chunk_, (2,))):
+        state = case.state.clone()
+        assert torch.equal(rule(state, *case.rows[1:], *more)[1], u)  # type: ignore[operator]
+        assert torch.equal(state, after)
 
 
 @pytest.mark.parametrize("form", ["steps", "rank_n"])
@@ -99,7 +135,7 @@ def test_commit_of_all_layers_in_one_launch(form: str) -> None:
     after = delta_rule_commit(state, k, u, g, path, count, form)
     assert relative(after, expected, expected) <= 2e-7
     assert torch.equal(after[:, 1], state[:, 1])
-    assert delta_rule_commit(state, k, u, g, path, count, form, in_place=True) is state
+    delta_rule_commit_(state, k, u, g, path, count, form)
     assert torch.equal(state, after)
 
 
@@ -116,45 +152,85 @@ def pending_of(case: Operands, rows: int) -> tuple[tuple[torch.Tensor, ...], tup
     return (before.k, torch.cat(factors, 1), before.g), tuple(states)
 
 
-@pytest.mark.parametrize(("schedule", "form"), [("tree", "rank_n"), ("serial", "steps"), ("hybrid", "steps")])
+def waiting(
+    factors: tuple[torch.Tensor, ...], path: torch.Tensor | None, count: torch.Tensor, window: int, schedule: str
+) -> dict[str, Any]:
+    """Operands of a verify with factors pending."""
+    named = dict(zip(("pending_k", "pending_u", "pending_g"), factors, strict=True))
+    form = "rank_n" if schedule == "tree" else "steps"
+    return {**named, "path": path, "count": count, "window": window, "form": form}
+
+
+@pytest.mark.parametrize("schedule", ["tree", "serial", "hybrid", "replay"])
 @pytest.mark.parametrize("window", [1, 3])
-def test_pending_factors(schedule: str, form: str, window: int) -> None:
+def test_pending_factors(schedule: str, window: int) -> None:
     """Sequences with none, some and a window full of pending factors in one batch; by steps the bits are plain's."""
-    case = operands([FORKED[0]] * 3, [5, 5, 5], sizes=(16, 16))
+    case = operands([FORKED[0]] * 3, [5, 5, 5], heads=(1, 2), sizes=(16, 16))
     factors, states = pending_of(case, 3)
     count, path = torch.tensor([0, 2, 3]), torch.tensor([[2, 2, 2], [0, 1, 2], [0, 1, 2]])
-    operand = (case.state, *factors, path, count, window, form, *case.rows[1:], *case.tree, schedule)
-    after, o, u = delta_rule_verify_pending(*operand)
+    more = waiting(factors, path, count, window, schedule)
+    after, o, u = called("delta_rule_verify_pending", case, schedule, **more)
     at = torch.stack([states[c][b] for b, c in enumerate(count.tolist())])
     expected = exact(case.with_(state=at))
     check(case, o, u, expected, 1e-5 if schedule == "tree" else BOUND)
     due = count >= window
     assert torch.equal(after[~due], case.state[~due])
     assert relative(after[due], at[due].double(), at[due].double()) <= 2e-7
-    if form == "steps":
-        plain = delta_rule_verify(at, *case.rows[1:], *case.tree, schedule)
+    if schedule != "tree":
+        plain = called("delta_rule_verify", case.with_(state=at), schedule)
         assert torch.equal(after[due], at[due])
         assert torch.equal(o, plain[0])
         assert torch.equal(u, plain[1])
+    state = case.state.clone()
+    again = called("delta_rule_verify_pending_", case.with_(state=state), schedule, **more)
+    assert torch.equal(state, after)
+    assert torch.equal(again[1], u)
 
 
-def test_pending_rows_that_do_not_count_have_no_effect() -> None:
+@pytest.mark.parametrize("schedule", ["tree", "serial"])
+def test_pending_factors_of_a_chain(schedule: str) -> None:
+    case = operands([[0, 1, 2]], [3], sizes=(16, 16))
+    factors, states = pending_of(case, 2)
+    more = waiting(factors, None, torch.tensor([2]), 1, schedule) | {"parent_row": None, "mask": None}
+    after, o, u = called("delta_rule_verify_pending", case, schedule, **more)
+    check(case, o, u, exact(case.with_(state=states[2])), 1e-5)
+    assert relative(after, states[2].double(), states[2].double()) <= 2e-7
+
+
+@pytest.mark.parametrize("schedule", ["tree", "serial"])
+def test_pending_rows_that_do_not_count_have_no_effect(schedule: str) -> None:
     case = operands([FORKED[0]], [5], sizes=(16, 16))
     (k, u, g), states = pending_of(case, 3)
     k[:, 2:], u[:, 2:], g[:, 2:] = float("nan"), float("inf"), float("nan")
-    count = torch.tensor([2])
-    for schedule, form in (("tree", "rank_n"), ("serial", "steps")):
-        after, o, factors = delta_rule_verify_pending(
-            case.state, k, u, g, None, count, 1, form, *case.rows[1:], *case.tree, schedule
-        )
-        check(case, o, factors, exact(case.with_(state=states[2])), 1e-5)
-        assert relative(after, states[2].double(), states[2].double()) <= 2e-7
+    more = waiting((k, u, g), None, torch.tensor([2]), 1, schedule)
+    after, o, factors = called("delta_rule_verify_pending", case, schedule, **more)
+    check(case, o, factors, exact(case.with_(state=states[2])), 1e-5)
+    assert relative(after, states[2].double(), states[2].double()) <= 2e-7
 
 
-def test_forms_belong_to_schedules() -> None:
-    case = operands([[0]], [1], sizes=(16, 16))
-    (k, u, g), _ = pending_of(case, 1)
-    with pytest.raises(ValueError, match="schedule tree does not fold in the form steps"):
-        delta_rule_verify_pending(
-            case.state, k, u, g, None, torch.tensor([1]), 1, "steps", *case.rows[1:], *case.tree, "tree"
-        )
+@settings(max_examples=6)
+@given(trees(max_nodes=4), st.data())
+def test_trees_with_pending_factors(case: Operands, data: st.DataObject) -> None:
+    """Any tree, counts from 0 to all rows, any window; sizes as `trees` draws them."""
+    rows, batch = 3, case.state.shape[0]
+    factors, states = pending_of(case, rows)
+    count = torch.tensor([data.draw(st.integers(0, rows)) for _ in range(batch)])
+    window, schedule = data.draw(st.integers(0, 4)), data.draw(st.sampled_from(["tree", "hybrid"]))
+    after, o, u = called("delta_rule_verify_pending", case, schedule, **waiting(factors, None, count, window, schedule))
+    at = torch.stack([states[c][b] for b, c in enumerate(count.tolist())])
+    check(case, o, u, exact(case.with_(state=at)), 1e-5)
+    due = (count >= max(window, 1)).view(-1, 1, 1, 1)
+    expected = torch.where(due, at, case.state).double()
+    assert relative(after, expected, expected) <= 2e-7
+
+
+def test_wide_batches_have_the_bits_of_narrow_ones() -> None:
+    """A configuration for many sequences has other tiles but the same sums."""
+    case = operands([[0, 1, 2]] * 2, [3, 3], heads=(1, 1), sizes=(64, 32))
+    rows = rows_of(*case.rows[1:])
+    results = []
+    for block in (8, 16, 32):
+        o, u = outputs_of(case.state, rows)
+        launch_walk(case.state, rows, o, u, config=WalkConfig(bv=block, e=32, warps=1))
+        results.append((o, u))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

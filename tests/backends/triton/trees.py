@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from specc.backends.triton.ops.delta_variants import variant
 from specc.ir import ops
 
 BOUND = 2e-6
@@ -88,11 +90,6 @@ def trees(draw: st.DrawFn, max_nodes: int = 7, max_batch: int = 2) -> Operands:
     return operands(parents, real, heads, sizes, draw(st.integers(0, 1 << 20)))
 
 
-def packed(mask: torch.Tensor) -> torch.Tensor:
-    """int64 bits [B,N] of a mask [B,N,N]."""
-    return (mask.long() << torch.arange(mask.shape[-1])).sum(-1)
-
-
 def relative(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> float:
     """||a - b|| / ||scale||; NaN is not small."""
     return float((a.double() - b).norm() / scale.norm())
@@ -116,3 +113,13 @@ def exact(case: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, u) in float64 by the reference's own recurrence."""
     o, u = ops.delta_rule_verify(*case.wide, *case.tree, "serial")
     return o, u
+
+
+def called(op: str, case: Operands, schedule: str, **more: Any) -> tuple[torch.Tensor, ...]:
+    """What the function that stands for an op under a schedule makes of a case's operands."""
+    names = ("state", "q", "k", "v", "g", "beta", "parent_row", "mask")
+    arguments = {name: getattr(case, name) for name in names} | {"schedule": schedule} | more
+    found = variant(op, arguments)
+    assert found is not None
+    result: tuple[torch.Tensor, ...] = found.function(*(arguments[name] for name in found.operands))
+    return result

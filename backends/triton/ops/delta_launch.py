@@ -1,0 +1,232 @@
+"""Launches of the delta rule's kernels: operands as the ops have them, configurations from the tables."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from specc.backends.triton.kernels.delta_commit import delta_commit_rank_n, delta_commit_steps
+from specc.backends.triton.kernels.delta_order import ancestor_paths, heavy_order
+from specc.backends.triton.kernels.delta_solve import delta_tree_prepare
+from specc.backends.triton.kernels.delta_tree import delta_tree_apply
+from specc.backends.triton.kernels.delta_walk import delta_walk
+from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
+from specc.backends.triton.ops.delta_tables import (
+    COMMIT,
+    CommitConfig,
+    TreeConfig,
+    WalkConfig,
+    tree_config,
+    walk_config,
+)
+
+Tensor = torch.Tensor
+AHEAD = 32
+"""Rows that a walk over a chain asks for before it starts."""
+
+
+class Rows(NamedTuple):
+    """q, k [B,N,H,K], v [B,N,HV,V], g, beta [B,N,HV]: parts of wider tensors too, heads and columns side by side."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+
+class Pending(NamedTuple):
+    """Factors in front of a verify: raw k [B,R,H,K], u [B,R,HV,V], g [B,R,HV], of which the first count[b] along
+    path[b] (int64 [B,P]; None: in order) are to be applied; sequences with count >= max(window, 1) are written."""
+
+    k: Tensor
+    u: Tensor
+    g: Tensor
+    path: Tensor | None
+    count: Tensor
+    window: int
+
+
+class Gate(NamedTuple):
+    """Gates computed in the kernel: raw a in place of g and b in place of beta; beta = scale sigmoid(b), scale 1 or 2.
+
+    a_log, dt_bias [HV]; `out` [B,N,HV] float32 gets the log decays, which factors need.
+    """
+
+    a_log: Tensor
+    dt_bias: Tensor
+    out: Tensor
+    scale: int = 1
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """x [B,N,heads,K] itself where heads and columns lie without gaps, else a copy."""
+    packed = x.stride(-1) == 1 and (x.dim() == 3 or x.stride(-2) == x.shape[-1])
+    return x if packed else x.contiguous()
+
+
+def rows_of(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Rows:
+    """Operands as the kernels take them."""
+    return Rows(*(side_by_side(x) for x in (q, k, v, g, beta)))
+
+
+def outputs_of(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Room for o in v's dtype and u in the state's, [B,N,HV,V]."""
+    return torch.empty(rows.v.shape, dtype=rows.v.dtype, device=rows.v.device), torch.empty(
+        rows.v.shape, dtype=state.dtype, device=rows.v.device
+    )
+
+
+def launch_walk(
+    state: Tensor,
+    rows: Rows,
+    o: Tensor,
+    u: Tensor,
+    order: Tensor | None = None,
+    parent_row: Tensor | None = None,
+    table: Tensor | None = None,
+    keep: bool = False,
+    after: Tensor | None = None,
+    pending: Pending | None = None,
+    gate: Gate | None = None,
+    config: WalkConfig | None = None,
+) -> None:
+    """Token by token. `order` int32 [B,S] or [B,L,S]: L lanes of nodes each; `after` [B,HV,V,K] gets the last state.
+
+    `table` [B,N+1,HV,V,K]: room for tiles that are fetched again; with `keep` [B,N,HV,V,K], and gets all states.
+    """
+    q, k, v, g, beta = rows
+    batch, nodes, heads, keys = k.shape
+    value_heads, values = v.shape[2:]
+    config = config or walk_config(keys, values, batch * value_heads)
+    lanes = order.shape[1] if order is not None and order.dim() == 3 else 1
+    steps = nodes if order is None else order.shape[-1]
+    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
+    across = min(config.e, width)
+    waiting = pending or Pending(state, state, state, None, state, 0)
+    path = waiting.path
+    room = 0 if pending is None else pending.k.shape[1]
+    delta_walk[(-(-values // block), value_heads, batch * lanes)](
+        state, q, k, v, g, beta,
+        state if order is None else order,
+        state if parent_row is None else parent_row.contiguous(),
+        state if gate is None else gate.a_log,
+        state if gate is None else gate.dt_bias,
+        state if gate is None else gate.out,
+        state if table is None else table,
+        state if after is None else after,
+        o, u, waiting.k, waiting.u, waiting.g,
+        state if path is None else path,
+        waiting.count, waiting.window, nodes, steps, lanes,
+        room if path is None else path.shape[1], room, heads, value_heads,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
+        K=keys, V=values, BV=block, C=width // across, E=across,
+        NT=min(power_of_two(nodes), AHEAD) if order is None and parent_row is None else power_of_two(max(nodes, steps)),
+        ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
+        STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
+        num_warps=config.warps, num_stages=1,
+    )  # fmt: skip
+
+
+def launch_tree(
+    state: Tensor,
+    rows: Rows,
+    mask: Tensor | None,
+    o: Tensor,
+    u: Tensor,
+    pending: Pending | None = None,
+    gate: Gate | None = None,
+    config: TreeConfig | None = None,
+) -> None:
+    """The tree schedule in two phases. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
+    q, k, v, g, beta = rows
+    batch, nodes, heads, keys = k.shape
+    value_heads, values = v.shape[2:]
+    tile, width = power_of_two(nodes, 16), power_of_two(keys, 16)
+    config = config or tree_config(keys, values, tile, batch * value_heads, pending is not None)
+    waiting = pending or Pending(state, state, state, None, state, 0)
+    path = waiting.path
+    rows_kept = 0 if pending is None else pending.k.shape[1]
+    longest = rows_kept if path is None else path.shape[1]
+    room = 0 if pending is None else power_of_two(longest, 16)
+    floats = 2 * tile * tile + 4 * tile + room * (2 * tile + 1)
+    work = torch.empty(batch * value_heads * floats, dtype=torch.float32, device=state.device)
+    order = state if path is None else path
+    beside = not interpreted()
+    delta_tree_prepare[(value_heads, batch)](
+        q, k, g, beta,
+        as_bytes(mask, state),
+        state if gate is None else gate.a_log,
+        state if gate is None else gate.dt_bias,
+        state if gate is None else gate.out,
+        work, waiting.k, waiting.g, order, waiting.count, nodes, longest, rows_kept, heads, value_heads,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
+        K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=room, BK=min(width, config.prepare_bk),
+        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=beside,
+        num_warps=config.prepare_warps,
+    )  # fmt: skip
+    block = max(min(config.bv, power_of_two(values)), 16)
+    delta_tree_apply[(-(-values // block), value_heads, batch)](
+        state, q, k, v, work, o, u, waiting.k, waiting.u, order, waiting.count, waiting.window,
+        nodes, longest, rows_kept, heads, value_heads,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        K=keys, V=values, T=tile, R=room, BV=block, BK=min(width, config.bk), PIECES=config.pieces,
+        PATH=path is not None, PDL=beside,
+        num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
+    )  # fmt: skip
+
+
+PDL = {"launch_pdl": True}
+"""The second phase starts beside the first and waits itself."""
+
+
+def heavy_light(parent_row: Tensor, mask: Tensor) -> Tensor:
+    """int32 [B,N]: the nodes in heavy-light order."""
+    batch, nodes = parent_row.shape
+    order = torch.empty(batch, nodes, dtype=torch.int32, device=mask.device)
+    heavy_order[(batch,)](parent_row.contiguous(), as_bytes(mask, mask), order, nodes, T=power_of_two(nodes, 16))
+    return order
+
+
+def paths_of(mask: Tensor, leaves: bool) -> tuple[Tensor, Tensor]:
+    """(int32 [B,N,N], int32 [B,N]): each leaf's (or node's) path from the root, -1 behind it, and its length."""
+    batch, nodes = mask.shape[:2]
+    paths = torch.empty(batch, nodes, nodes, dtype=torch.int32, device=mask.device)
+    counts = torch.empty(batch, nodes, dtype=torch.int32, device=mask.device)
+    ancestor_paths[(batch,)](as_bytes(mask, mask), paths, counts, nodes, T=power_of_two(nodes, 16), LEAVES=leaves)
+    return paths, counts
+
+
+def launch_steps(
+    state: Tensor, after: Tensor, k: Tensor, u: Tensor, g: Tensor, path: Tensor, count: Tensor,
+    config: WalkConfig | None = None,
+) -> None:  # fmt: skip
+    """Factors one by one. state, after [..,HV,V,K], k [..,N,H,K], u [..,N,HV,V], g [..,N,HV], path [B,P], count [B];
+    layers may stand in front of the batch: all in one launch."""
+    heads, values, keys = state.shape[-3:]
+    states = state.numel() // (heads * values * keys)
+    config = config or walk_config(keys, values, states * heads)
+    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
+    across = min(config.e, width)
+    delta_commit_steps[(-(-values // block), heads, states)](
+        state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), k.shape[-2], heads,
+        K=keys, V=values, BV=block, C=width // across, E=across, COPY=state is not after,
+        num_warps=config.warps, num_stages=1,
+    )  # fmt: skip
+
+
+def launch_rank_n(
+    state: Tensor, after: Tensor, k: Tensor, u: Tensor, g: Tensor, path: Tensor, count: Tensor,
+    lanes: int = 1, config: CommitConfig = COMMIT,
+) -> None:  # fmt: skip
+    """All factors as one update; as `launch_steps`. `lanes`: paths and new states per sequence."""
+    heads, values, keys = state.shape[-3:]
+    states = state.numel() // (heads * values * keys)
+    block = max(min(config.bv, power_of_two(values)), 16)
+    delta_commit_rank_n[(-(-values // block), heads, states * lanes)](
+        state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), lanes, k.shape[-2], heads,
+        K=keys, V=values, R=power_of_two(path.shape[-1], 16), BV=block, BK=min(power_of_two(keys, 16), config.bk),
+        COPY=state is not after, num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Configurations of the delta rule's kernels by geometry: tile sizes, warps, stages.
+
+The bits of the walk (plain decoding and all schedules that go token by token) depend on how its sums over K are split
+between threads: on `e` and `warps`, which are therefore fixed for a geometry. Rows of the state per program may change
+with the number of sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ALWAYS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """The tree schedule: tiles [bv,bk] of the state in the second phase; `pieces`: bfloat16 pieces of the state."""
+
+    bv: int
+    bk: int
+    warps: int
+    stages: int
+    prepare_warps: int = 1
+    prepare_bk: int = 256
+    pieces: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WalkConfig:
+    """Token by token: `bv` rows of the state per program, `e` neighbouring columns along the threads."""
+
+    bv: int
+    e: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitConfig:
+    """The rank-n commit: tiles of [bv, bk]."""
+
+    bv: int
+    bk: int
+    warps: int
+    stages: int
+
+
+WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
+    (128, 128): ((ALWAYS, WalkConfig(bv=16, e=32, warps=1)),),
+    (256, 256): ((64, WalkConfig(bv=8, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
+}
+"""By (K, V): configurations with the largest number of value heads times sequences that they are for."""
+COMMIT = CommitConfig(bv=64, bk=64, warps=4, stages=3)
+
+FEW = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4)
+MANY = TreeConfig(bv=64, bk=64, warps=4, stages=2, prepare_warps=1, prepare_bk=128)
+CROWD = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=1, prepare_bk=128)
+TILES32 = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4)
+TILES64 = TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8)
+TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
+    (128, 128, 16): ((128, FEW), (512, MANY), (ALWAYS, CROWD)),
+    (256, 256, 16): ((128, FEW), (ALWAYS, MANY)),
+    (128, 128, 32): ((ALWAYS, TILES32),),
+    (256, 256, 32): ((ALWAYS, TILES32),),
+    (128, 128, 64): ((ALWAYS, TILES64),),
+    (256, 256, 64): ((ALWAYS, TILES64),),
+}
+"""By (K, V, T): configurations with the largest number of value heads times sequences that they are for."""
+PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
+    (128, 128, 16): ((128, FEW), (512, MANY), (ALWAYS, CROWD)),
+    (256, 256, 16): ((128, FEW), (ALWAYS, CROWD)),
+    (128, 128, 32): ((ALWAYS, TILES32),),
+    (256, 256, 32): ((ALWAYS, TILES32),),
+    (128, 128, 64): ((ALWAYS, TILES64),),
+    (256, 256, 64): ((ALWAYS, TILES64),),
+}
+"""With factors pending."""
+
+
+def tree_config(keys: int, values: int, nodes: int, programs: int, pending: bool = False) -> TreeConfig:
+    """The configuration for K, V, T (a power of two) and value heads times sequences; that of the nearest geometry."""
+    table = PENDING if pending else TREE
+    nearest = min(table, key=lambda known: (abs(known[2] - nodes), abs(known[0] - keys) + abs(known[1] - values)))
+    return next(config for most, config in table[nearest] if programs <= most)
+
+
+def walk_config(keys: int, values: int, programs: int) -> WalkConfig:
+    """The configuration for K, V and value heads times sequences; that of the nearest geometry."""
+    nearest = min(WALK, key=lambda known: abs(known[0] - keys) + abs(known[1] - values))
+    return next(config for most, config in WALK[nearest] if programs <= most)
