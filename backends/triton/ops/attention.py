@@ -7,7 +7,7 @@ The grid depends on shapes only: a fixed number of parts, whose bounds every pro
 from __future__ import annotations
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from specc.backends.triton.kernels.attention import attention_merge, attention_split
 from specc.backends.triton.kernels.attention_inputs import close_ancestors, rope_angles, rotate_halves
@@ -43,6 +43,11 @@ def boxes(cache: Tensor, rows: int) -> TensorDescriptor | None:
     return TensorDescriptor(cache, [whole * inside, heads * dim], [stride, 1], [rows, dim])
 
 
+def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
+    """How many parts so many columns are split into, for all tiles of all heads and sequences to fill the device."""
+    return max(1, min(config.programs // tiles, MOST_PARTS, -(-columns // (config.bn * config.least))))
+
+
 def attend(
     q: Tensor,
     k_cache: Tensor,
@@ -58,6 +63,7 @@ def attend(
     offset: int = 0,
     table: Tensor | None = None,
     config: AttentionConfig | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """q [B,M,Hq,D] over the caches' rows below `length` and `rows` new ones; the parameters of the ops below.
 
@@ -73,9 +79,9 @@ def attend(
     tiles = -(-tokens * group // config.rows)
     page = 0 if table is None else k_cache.shape[1]
     capacity = k_cache.shape[1] if table is None else page * table.shape[1]
-    parts = config.programs // (batch * shared * tiles)
-    parts = max(1, min(parts, MOST_PARTS, -(-(capacity + rows) // (config.bn * config.least))))
-    out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
+    parts = parts_of(config, batch * shared * tiles, capacity + rows)
+    if out is None:
+        out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     partial = lse = out
     if parts > 1:
         places = batch * shared * tiles * config.rows * parts
