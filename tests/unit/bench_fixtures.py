@@ -35,5 +35,5 @@ class Small(Case):
         }
         if not llama:
             mapping |= {"commit": {"state": "factors", "update": "deferred"}}
-            mapping["runtime"] |= {"state_dtype": dtype}
+            mapping["runtime"] |= {"state_dtype": "float64" if dtype == "float64" else "float32"}
         return from_mapping(mapping)
