@@ -10,7 +10,9 @@ from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
 from specc.backends.triton.compose import composed
+from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, variant
+from specc.backends.triton.regions import plan
 from specc.backends.triton.runtime.decoder import Decoder
 from specc.diagnostics import DiagnosticError
 from specc.program import DecodeProgram
@@ -33,6 +35,7 @@ DIALECT = Dialect(
     specialised=True,
     by_columns=False,
     constants=numerics,
+    regions=plan,
 )
 
 
@@ -48,7 +51,8 @@ class TritonBackend:
         found = refusals(self, program, module.spec)
         if found:
             raise DiagnosticError(found)
-        return generate(DIALECT, program, module)
+        graphs = {name: batch_layers(graph)[0] for name, graph in program.graphs.items()}
+        return generate(DIALECT, program.with_graphs(**graphs), module)
 
 
 TRITON = register(TritonBackend())
