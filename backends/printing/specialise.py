@@ -302,14 +302,16 @@ def unreferenced(source: str, names: frozenset[str]) -> list[Edit]:
     """Edits that drop named functions which nothing refers to."""
     tree, places = ast.parse(source), Places(source)
     edits: list[Edit] = []
-    for definition in tree.body:
+    # Name -> the top-level statements that read it.
+    readers: dict[str, set[int]] = {}
+    for number, statement in enumerate(tree.body):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                readers.setdefault(node.id, set()).add(number)
+    for number, definition in enumerate(tree.body):
         if not isinstance(definition, ast.FunctionDef) or definition.name not in names:
             continue
-        own = {id(node) for node in ast.walk(definition)}
-        used = any(
-            isinstance(node, ast.Name) and node.id == definition.name and id(node) not in own for node in ast.walk(tree)
-        )
-        if not used:
+        if not readers.get(definition.name, set()) - {number}:
             first = definition.decorator_list[0] if definition.decorator_list else definition
             assert definition.end_lineno is not None
             edits.append(Edit(places.starts[first.lineno - 1], places.starts[definition.end_lineno], ""))
