@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from specc.backends.printing.regions import Plan
 
@@ -38,13 +38,23 @@ def no_constants(_spec: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
     return {}
 
 
+Call = tuple[Function, tuple[Any, ...]]
+"""A function and the operands that it is called with."""
+
+
+def no_call(_node: Node) -> Call | None:
+    """For a backend that writes aten nodes as PyTorch."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One backend's functions.
 
     `kernels`: op name -> function with the op's signature (an op that is not listed is printed with its reference
     implementation from `specc.ir.ops`). `pointwise`: aten overloads with one operand -> function. `variant`: the
-    function for an op with these (raw) arguments, where it depends on them. `reserved`: names that no local variable
+    function for an op with these (raw) arguments, where it depends on them. `special`: the call that stands for an aten
+    node, where the backend has a function of its own for it. `reserved`: names that no local variable
     may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
     the caller says otherwise. `whole_step`: makes one graph of draft, verify, accept and commit; its slots change in
     place. `specialised`: bind constants in the copied functions (see specialise.py).
@@ -56,6 +66,7 @@ class Dialect:
     kernels: Mapping[str, Function] = field(default_factory=dict)
     pointwise: Mapping[object, Function] = field(default_factory=dict)
     variant: Callable[[str, Mapping[str, Any]], Variant | None] = no_variant
+    special: Callable[[Node], Call | None] = no_call
     reserved: frozenset[str] = frozenset()
     decoder: type | None = None
     device: str = "cpu"

@@ -17,9 +17,9 @@ from specc.backends.printing.helpers import HelperSources
 from specc.backends.printing.layout import format_source
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
+from specc.backends.printing.regions import Generated
 from specc.backends.printing.runtime import edge, loader, rows
 from specc.backends.printing.specialise import function_names, specialise
-from specc.backends.printing.regions import Generated
 from specc.backends.printing.steps import WHOLE_STEP, print_step, signature
 from specc.ir.dims import type_text
 from specc.ir.op import info

@@ -201,6 +201,9 @@ class GraphPrinter:
         if chosen is not None:
             given = named_arguments(node)
             return e.call(self.helper(chosen.function), [self.whole(given[name]) for name in chosen.operands])
+        special = self.dialect.special(node)
+        if special is not None:
+            return e.call(self.helper(special[0]), [self.whole(operand) for operand in special[1]])
         printed = [self.print_argument(argument) for argument in node.args]
         keywords = [(name, self.print_argument(item)) for name, item in node.kwargs.items()]
         if target in self.dialect.pointwise and len(printed) == 1 and not keywords:

@@ -145,7 +145,7 @@ def print_step(
     results = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "result"]
     head = f"def run_{step}({call.parameters}) -> "
     if step == WHOLE_STEP:
-        final = _in_place(printer, slots, results)
+        final = f"return Stepped({', '.join(f'{name}={value.text}' for name, value in results)})"
         body = [f'{INDENT}"""{TITLES[step]}"""', *printer.lines, INDENT + final]
         return "\n".join([*provenance_comment(module, lines), f"{head}{call.result}:", *body])
     state = "state"
@@ -162,27 +162,6 @@ def print_step(
     head += f"{annotation}:"
     body = [f'{INDENT}"""{TITLES[step]}"""', *printer.lines, INDENT + final]
     return "\n".join([*provenance_comment(module, lines), head, *body])
-
-
-def _in_place(printer: GraphPrinter, slots: list[tuple[str, Expr]], results: list[tuple[str, Expr]]) -> str:
-    """Store the slots' new values; returns the last statement. Every value is made before the first is stored."""
-    ready: dict[str, str] = {}
-    for name, value in slots:
-        ready[name] = value.text
-        if value.text.startswith("state.") or not value.text.isidentifier():
-            ready[name] = printer.names.fresh(f"new_{name}")
-            copied = f"{value.text}.clone()" if value.text.startswith("state.") else value.text
-            printer.emit(f"{ready[name]} = {copied}")
-    fields = []
-    for name, value in results:
-        text = value.text
-        if not text.isidentifier():
-            text = printer.names.fresh(name)
-            printer.emit(f"{text} = {value.text}")
-        fields.append(f"{name}={text}")
-    for name, text in ready.items():
-        printer.emit(f"state.{name}.copy_({text})")
-    return f"return Stepped({', '.join(fields)})"
 
 
 def dtype_source(dtype: torch.dtype) -> str:

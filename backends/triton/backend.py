@@ -11,7 +11,7 @@ from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
 from specc.backends.triton.compose import composed
 from specc.backends.triton.layers import batch_layers
-from specc.backends.triton.ops.table import KERNELS, NAMES, variant
+from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.regions import plan
 from specc.backends.triton.runtime.decoder import Decoder
 from specc.diagnostics import DiagnosticError
@@ -28,6 +28,7 @@ DIALECT = Dialect(
     name="triton",
     kernels=KERNELS,
     variant=variant,
+    special=special,
     reserved=NAMES,
     decoder=Decoder,
     device="cuda",

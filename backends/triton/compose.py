@@ -1,6 +1,6 @@
 """A whole decoding step as one graph, to be captured: step = commit . accept . verify . draft.
 
-It reads and writes the slots, and results in what the host wants to know of the step (the draft, the accepted path, the
+It writes the slots in place, and results in what the host wants to know of the step (the draft, the accepted path, the
 new tokens). Kernels can be formed across the old borders: the acceptance walk, the bookkeeping of the commit and the
 next masks touch the same few integers. It is made when code is generated, not by a pass: what the program promises of
 a step's inputs (a parent's range, say) is checked where the steps meet, and the four graphs have been verified.
@@ -21,6 +21,7 @@ from specc.ir.port import Port
 from specc.ir.prune import prune
 from specc.program import output_ports
 
+aten = torch.ops.aten
 PARTS = ("draft", "verify", "accept", "commit")
 KEPT = ("draft", "accept")
 """Steps whose results are results of the whole step; logits and features stay inside."""
@@ -33,6 +34,7 @@ class _Composition:
     graph: Graph = field(default_factory=Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
     values: dict[Port, Node] = field(default_factory=dict)
+    places: dict[Port, Node] = field(default_factory=dict)
     written: dict[Port, Node] = field(default_factory=dict)
     results: dict[Port, Node] = field(default_factory=dict)
 
@@ -61,7 +63,7 @@ class _Composition:
                 raise ValueError(f"no earlier step results in `{port.name}`")
             made = self.graph.node_copy(node, lambda item: item)
             made.target = made.name
-            self.values[port] = made
+            self.values[port] = self.places[port] = made
         return self.values[port]
 
     def _body(self, step: str, module: GraphModule, node: Node, copied: Node) -> None:
@@ -73,13 +75,42 @@ class _Composition:
             self.root.add_module(name, clone(body))
         copied.target = name
 
+    def _store(self) -> None:
+        """Write the slots' new values into their own memory, each as soon as nothing reads the old one any more.
+
+        So early, that they stand among the integers that they are made from and share a kernel with them.
+        """
+        order = {node: number for number, node in enumerate(self.graph.nodes)}
+        ready = {port: value for port, value in self.written.items() if value is not self.places.get(port)}
+        old = set(self.places.values())
+        for port, value in ready.items():
+            if value in old:
+                # Another slot's old value: it may be overwritten first.
+                ready[port] = self._call(aten.clone.default, value)
+        for port, value in ready.items():
+            if port not in self.places:
+                place = self.graph.placeholder(f"slot_{port.name}")
+                place.meta |= {"val": value.meta["val"], "keys": (), "passes": (), "port": port}
+                self.places[port] = place
+            place = self.places[port]
+            last = max((node for node in (value, *place.users) if node in order), key=lambda node: order[node])
+            with self.graph.inserting_after(last):
+                self._call(aten.copy_.default, place, value)
+
+    def _call(self, target: torch._ops.OpOverload, first: Node, *rest: Node) -> Node:
+        made = self.graph.call_function(target, (first, *rest))
+        origin = rest[0] if rest else first
+        made.meta |= {"val": first.meta["val"], "keys": origin.meta["keys"], "passes": origin.meta["passes"]}
+        return made
+
     def close(self) -> GraphModule:
         """The module, placeholders first."""
+        self._store()
         first = next(iter(self.graph.nodes))
         for node in [node for node in self.graph.nodes if node.op == "placeholder"]:
             if node is not first:
                 first.prepend(node)
-        outputs = self.written | self.results
+        outputs = self.results
         node = self.graph.output(tuple(outputs.values()))
         node.meta |= {"val": tuple(value.meta["val"] for value in outputs.values()), "keys": (), "passes": ()}
         node.meta["ports"] = tuple(outputs)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specc.backends.printing.dialect import Variant
-from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, linear
+import torch
+from torch.fx import Node
 
+from specc.backends.printing.dialect import Call, Variant
+from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, linear, sampling, vocab
+
+aten = torch.ops.aten
 Function = Callable[..., Any]
+SHORTEST_SPLIT = 1024
+"""Rows from this length on are divided between programs."""
 
 FUNCTIONS: tuple[Function, ...] = (
     attention.ancestor_mask,
@@ -34,6 +40,11 @@ FUNCTIONS: tuple[Function, ...] = (
     delta.delta_rule_commit,
     delta.delta_rule_commit_,
     linear.fused_linear,
+    sampling.counter_uniform,
+    sampling.counter_uniform_rows,
+    sampling.sample_index,
+    sampling.sampling_probs,
+    vocab.stable_topk,
 )
 KERNELS: Mapping[str, Function] = {function.__name__: function for function in FUNCTIONS}
 NAMES: frozenset[str] = frozenset(KERNELS) | delta_variants.NAMES
@@ -42,3 +53,14 @@ NAMES: frozenset[str] = frozenset(KERNELS) | delta_variants.NAMES
 def variant(op: str, arguments: Mapping[str, Any]) -> Variant | None:
     """The function for an op that has one per schedule; None for all others."""
     return delta_variants.variant(op, arguments)
+
+
+def special(node: Node) -> Call | None:
+    """Functions for aten nodes over a vocabulary, which torch gives to a few programs only."""
+    if node.target is aten.argmax.default and len(node.args) == 2 and not node.kwargs:
+        value, dim = node.args
+        assert isinstance(value, Node)
+        fake = value.meta["val"]
+        if dim in (-1, fake.dim() - 1) and int(fake.shape[-1]) >= SHORTEST_SPLIT:
+            return vocab.vocabulary_argmax, (value,)
+    return None
