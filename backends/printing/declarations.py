@@ -25,6 +25,7 @@ RESULT_DOCS: Mapping[str, str] = {
     "emitted_tokens": "accepted tokens, then the bonus token, padded with 0",
     "emitted": "new tokens of each row, 0 where it is finished",
     "stopped": "rows that end with this step",
+    "record": "finished, root token, then the other fields: all that the host reads",
 }
 
 

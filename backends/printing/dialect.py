@@ -56,8 +56,8 @@ class Dialect:
     function for an op with these (raw) arguments, where it depends on them. `special`: the call that stands for an aten
     node, where the backend has a function of its own for it. `reserved`: names that no local variable
     may hide. `decoder`: the class that becomes the module's `Decoder`. `device`: the device that states live on unless
-    the caller says otherwise. `whole_step`: makes one graph of draft, verify, accept and commit; its slots change in
-    place. `specialised`: bind constants in the copied functions (see specialise.py).
+    the caller says otherwise. `whole_steps`: graphs of whole steps (WHOLE_STEPS in steps.py) made of the single
+    ones; their slots change in place. `specialised`: bind constants in the copied functions (see specialise.py).
     `by_columns`: the loader stores matrices [out, in] with contiguous columns. `constants`: (file, name) of constants
     of copied files -> their value for a spec, as source.
     """
@@ -70,7 +70,7 @@ class Dialect:
     reserved: frozenset[str] = frozenset()
     decoder: type | None = None
     device: str = "cpu"
-    whole_step: Callable[[Mapping[str, GraphModule]], GraphModule] | None = None
+    whole_steps: Callable[[Mapping[str, GraphModule]], Mapping[str, GraphModule]] | None = None
     regions: Callable[[GraphModule], Plan] | None = None
     specialised: bool = False
     by_columns: bool = True

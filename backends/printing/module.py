@@ -20,7 +20,7 @@ from specc.backends.printing.liveness import output_node
 from specc.backends.printing.regions import Generated
 from specc.backends.printing.runtime import edge, loader, rows
 from specc.backends.printing.specialise import function_names, specialise
-from specc.backends.printing.steps import WHOLE_STEP, print_step, signature
+from specc.backends.printing.steps import WHOLE_STEPS, print_step, signature
 from specc.ir.dims import type_text
 from specc.ir.op import info
 from specc.program import STEPS, DecodeProgram, input_ports, output_ports
@@ -32,7 +32,8 @@ RECORDS = {
     "draft": ("Draft", "Drafted nodes of every row."),
     "verify": ("Verified", "What the target says about the nodes."),
     "accept": ("Accepted", "What was taken of a draft."),
-    WHOLE_STEP: ("Stepped", "What the host reads of a whole step."),
+    "step": ("Stepped", "What the host reads of a whole step."),
+    "plain_step": ("Plain", "What the host reads of a whole step without drafts."),
 }
 LAYOUTS = '''
 class SlotLayout(NamedTuple):
@@ -67,7 +68,7 @@ PROVIDED = (
     "SLOTS WEIGHTS SlotLayout WeightLayout "
     "Weights State Draft Verified Accepted Decoded init_state Any NamedTuple Tensor torch F weights state annotations "
     + " ".join(f"{step} run_{step}" for step in STEPS)
-    + f" Stepped run_{WHOLE_STEP}"
+    + "".join(f" {record} run_{step}" for step, record in WHOLE_STEPS.items())
 ).split()
 
 
@@ -132,7 +133,7 @@ def _steps(dialect: Dialect, program: DecodeProgram, sources: HelperSources, mod
     draft = [name for name, _ in _results(program, "draft")] if "draft" in program.graphs else []
     verified = [name for name, _ in _results(program, "verify")] if "verify" in program.graphs else []
     made = []
-    for step in (*STEPS, WHOLE_STEP):
+    for step in (*STEPS, *WHOLE_STEPS):
         if _complete(program, step):
             graph = program.graphs[step]
             names = [port.split(":")[1] for port in input_ports(graph) if port.startswith("input:")]
@@ -210,8 +211,8 @@ def _imports(sources: HelperSources, body: str) -> list[str]:
 
 def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> str:
     """The source of the standalone module for `program`, with a backend's own functions."""
-    if dialect.whole_step is not None and all(step in program.graphs for step in STEPS):
-        program = program.with_graphs(**{WHOLE_STEP: dialect.whole_step(program.graphs)})
+    if dialect.whole_steps is not None and all(step in program.graphs for step in STEPS):
+        program = program.with_graphs(**dialect.whole_steps(program.graphs))
     reserved = set(PROVIDED)
     constants = dialect.constants(module.spec)
     sources = HelperSources(reserved, frozenset({"specc.backends.printing.runtime.abi"}), constants)

@@ -16,8 +16,8 @@ from specc.backends.printing.names import Names
 from specc.backends.printing.printer import INDENT, GraphPrinter, HelperName
 from specc.ir.port import Port
 
-WHOLE_STEP = "step"
-"""The graph of a whole step, for backends that make one (`Dialect.whole_step`)."""
+WHOLE_STEPS: Mapping[str, str] = {"step": "Stepped", "plain_step": "Plain"}
+"""Graphs of whole steps, for backends that make them (`Dialect.whole_steps`), and their records."""
 
 WRAP = 88
 
@@ -43,7 +43,8 @@ TITLES: Mapping[str, str] = {
     "accept": "Take a root path of the draft, and the bonus token after it.",
     "commit": "Make the accepted nodes part of the committed state.",
     "flush": "Apply whatever a deferred commit has left pending.",
-    WHOLE_STEP: "Draft, verify, accept and commit; the state changes in place.",
+    "step": "Draft, verify, accept and commit; the state changes in place.",
+    "plain_step": "Commit the root token, pick the next one; the state changes in place.",
 }
 
 
@@ -72,8 +73,8 @@ def signature(step: str, inputs: Iterable[str], draft: Iterable[str], verified: 
         return Signature("state: State, verified: Verified, accepted: Accepted", sources, "")
     if step == "flush":
         return Signature("state: State", {}, "")
-    if step == WHOLE_STEP:
-        return Signature("weights: Weights, state: State", {}, "Stepped")
+    if step in WHOLE_STEPS:
+        return Signature("weights: Weights, state: State", {}, WHOLE_STEPS[step])
     raise TypeError(f"a step graph called {step!r} has no place in the module's interface")
 
 
@@ -144,8 +145,8 @@ def print_step(
     slots = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "slot"]
     results = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "result"]
     head = f"def run_{step}({call.parameters}) -> "
-    if step == WHOLE_STEP:
-        final = f"return Stepped({', '.join(f'{name}={value.text}' for name, value in results)})"
+    if step in WHOLE_STEPS:
+        final = f"return {call.result}({', '.join(f'{name}={value.text}' for name, value in results)})"
         body = [f'{INDENT}"""{TITLES[step]}"""', *printer.lines, INDENT + final]
         return "\n".join([*provenance_comment(module, lines), f"{head}{call.result}:", *body])
     state = "state"

@@ -9,7 +9,7 @@ from typing import Any
 from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
-from specc.backends.triton.compose import composed
+from specc.backends.triton.compose import whole_steps
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.regions import plan
@@ -32,7 +32,7 @@ DIALECT = Dialect(
     reserved=NAMES,
     decoder=Decoder,
     device="cuda",
-    whole_step=composed,
+    whole_steps=whole_steps,
     specialised=True,
     by_columns=False,
     constants=numerics,

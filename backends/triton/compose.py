@@ -8,8 +8,9 @@ a step's inputs (a parent's range, say) is checked where the steps meet, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -17,20 +18,24 @@ from torch.fx import Graph, GraphModule, Node
 from specc.ir.build import output_values
 from specc.ir.clone import clone, graph_module
 from specc.ir.edit import finish
+from specc.ir.effects import flat_nodes
+from specc.ir.infer import infer
 from specc.ir.port import Port
 from specc.ir.prune import prune
 from specc.program import output_ports
 
 aten = torch.ops.aten
 PARTS = ("draft", "verify", "accept", "commit")
-KEPT = ("draft", "accept")
-"""Steps whose results are results of the whole step; logits and features stay inside."""
+SHOWN = ("tokens", "parent", "valid", "path", "accept_length", "bonus", "emitted_tokens", "emitted", "stopped")
+"""Results that the host reads of a whole step; logits, laws and features stay on the device."""
+PLAIN = ("emitted",)
 
 
 @dataclass(slots=True)
 class _Composition:
     """The graph under construction: what a slot, a weight or an earlier result is by now."""
 
+    shown: tuple[str, ...]
     graph: Graph = field(default_factory=Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
     values: dict[Port, Node] = field(default_factory=dict)
@@ -53,7 +58,7 @@ class _Composition:
                 self.values[port] = self.written[port] = inside[value]
             else:
                 self.values[Port("input", port.name)] = inside[value]
-                if step in KEPT:
+                if port.name in self.shown:
                     self.results[port] = inside[value]
 
     def _input(self, node: Node) -> Node:
@@ -97,10 +102,24 @@ class _Composition:
             with self.graph.inserting_after(last):
                 self._call(aten.copy_.default, place, value)
 
-    def _call(self, target: torch._ops.OpOverload, first: Node, *rest: Node) -> Node:
-        made = self.graph.call_function(target, (first, *rest))
-        origin = rest[0] if rest else first
-        made.meta |= {"val": first.meta["val"], "keys": origin.meta["keys"], "passes": origin.meta["passes"]}
+    def record(self) -> None:
+        """One more result: all that the host reads, int64 [B,W], so that it is one copy.
+
+        Its columns are the slots `finished` and `root_token`, then the other results.
+        """
+        columns = [self.written[Port("slot", name)] for name in ("finished", "root_token")]
+        made = []
+        for value in (*columns, *self.results.values()):
+            if value.meta["val"].dtype != torch.int64:
+                value = self._call(aten._to_copy.default, value, dtype=torch.int64)
+            made.append(value if value.meta["val"].dim() == 2 else self._call(aten.unsqueeze.default, value, 1))
+        self.results = {Port("result", "record"): self._call(aten.cat.default, made, 1), **self.results}
+
+    def _call(self, target: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Node:
+        made = self.graph.call_function(target, arguments, keywords)
+        origin = next(item for item in reversed(list(flat_nodes(arguments))))
+        made.meta |= {"keys": origin.meta["keys"], "passes": origin.meta["passes"]}
+        made.meta["val"] = infer(target, arguments, keywords)
         return made
 
     def close(self) -> GraphModule:
@@ -117,11 +136,17 @@ class _Composition:
         return graph_module(self.root, self.graph)
 
 
-def composed(graphs: Mapping[str, GraphModule]) -> GraphModule:
-    """One graph of the steps in PARTS. Raises ValueError where a step's input is no earlier step's result."""
-    made = _Composition()
-    for step in PARTS:
+def whole_steps(graphs: Mapping[str, GraphModule]) -> dict[str, GraphModule]:
+    """The steps that the Decoder runs: a speculative one, and one without drafts."""
+    return {"step": composed(graphs, PARTS, SHOWN), "plain_step": composed(graphs, ("decode",), PLAIN)}
+
+
+def composed(graphs: Mapping[str, GraphModule], parts: Sequence[str], shown: tuple[str, ...]) -> GraphModule:
+    """One graph of the steps `parts`. Raises ValueError where a step's input is no earlier step's result."""
+    made = _Composition(shown)
+    for step in parts:
         made.add(step, graphs[step])
+    made.record()
     module = made.close()
     prune(module)
     dead = [node for node in module.graph.nodes if node.op == "placeholder" and not node.users]

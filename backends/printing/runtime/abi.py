@@ -150,6 +150,7 @@ def run_commit(state: State, verified: Verified, accepted: Accepted) -> State:
 class Stepped(NamedTuple):
     """Printed from the results of a whole step."""
 
+    record: Tensor
     tokens: Tensor
     valid: Tensor
     path: Tensor
@@ -159,6 +160,18 @@ class Stepped(NamedTuple):
     emitted: Tensor
     stopped: Tensor
     parent: Tensor | None = None
+
+
+class Plain(NamedTuple):
+    """Printed from the results of a whole step without drafts."""
+
+    record: Tensor
+    emitted: Tensor
+
+
+def run_plain_step(weights: Weights, state: State) -> Plain:
+    """Printed from the graph of a whole step without drafts; the state changes in place."""
+    raise NotImplementedError
 
 
 def run_step(weights: Weights, state: State) -> Stepped:

@@ -14,8 +14,8 @@ from specc.backends.printing.runtime.abi import (
     Stepped,
     Weights,
     init_state,
-    run_decode,
     run_flush,
+    run_plain_step,
     run_step,
 )
 
@@ -75,8 +75,8 @@ class Captured:
     def run(self, name: str) -> Tensor:
         """Run "step", "plain" or "flush"; its record, valid until the next run.
 
-        "step": int64 [B,...], see `record`; "plain": int64 [B,3], emitted count, root token,
-        finished.
+        The records of "step" and "plain" are int64 [B,W]: finished, the root token, then the
+        other fields of Stepped or Plain.
         """
         if not self.graphs:
             return self._steps[name]()
@@ -85,13 +85,10 @@ class Captured:
 
     def _speculative(self) -> Tensor:
         self.stepped = run_step(self.weights, self.state)
-        return record(self.stepped, self.state.finished)
+        return self.stepped.record
 
     def _plain(self) -> Tensor:
-        made, decoded = run_decode(self.weights, self.state)
-        take_over(self.state, made)
-        finished = self.state.finished.long()
-        return torch.stack((decoded.emitted, self.state.root_token, finished), 1)
+        return run_plain_step(self.weights, self.state).record
 
     def _flush(self) -> Tensor:
         take_over(self.state, run_flush(self.state))
@@ -111,26 +108,14 @@ class Captured:
         self._captured[name] = graph
 
 
-def record(stepped: Stepped, finished: Tensor) -> Tensor:
-    """What the host reads of a step, int64 [B,...]: one copy to the host instead of nine.
-
-    The columns are `finished`, then the fields of Stepped that are not floating-point.
-    """
-    columns = [finished.long().unsqueeze(1)]
-    for value in stepped:
-        if isinstance(value, Tensor) and not value.is_floating_point():
-            columns.append(value.long() if value.dim() == 2 else value.long().unsqueeze(1))
-    return torch.cat(columns, 1)
-
-
-def unpack(stepped: Stepped, read: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def unpack(stepped: Stepped, record: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """`finished` and the fields of Stepped by name, from a record on the host; `stepped` gives the widths."""
     parts: dict[str, Tensor] = {}
-    place = 1
-    for name, value in zip(stepped._fields, stepped, strict=True):
-        if isinstance(value, Tensor) and not value.is_floating_point():
+    place = 2
+    for name, value in zip(stepped._fields[1:], stepped[1:], strict=True):
+        if value is not None:
             width = value.shape[1] if value.dim() == 2 else 1
-            part = read[:, place : place + width].to(value.dtype)
+            part = record[:, place : place + width].to(value.dtype)
             parts[name] = part if value.dim() == 2 else part.squeeze(1)
             place += width
-    return read[:, 0].bool(), parts
+    return record[:, 0].bool(), parts

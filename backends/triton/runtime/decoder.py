@@ -165,8 +165,8 @@ class Decoder:
         """One step without drafts; returns the new token of every row that is not finished."""
         self.flush()
         read = self._read("plain")
-        self._finished = read[:, 2].bool()
-        return [[token] if count else [] for count, token, _ in read.tolist()]
+        self._finished = read[:, 0].bool()
+        return [[token] if count else [] for _, token, count in read.tolist()]
 
     def flush(self) -> None:
         """Apply whatever a deferred commit has left pending."""
