@@ -35,9 +35,9 @@ from specc.driver import compile_spec
 from specc.output import make_folder, write_text
 from specc.runtime.module import GeneratedModule, import_source
 
-BOUND = 0.1
-"""Of logits in bfloat16 against float64, relative: rounding alone gives 1e-2 to 5e-2 with sharp random weights, a wrong
-kernel about 1."""
+BOUND = 0.05
+"""Of logits in bfloat16 against float64, relative: rounding gives 1e-2 to 3e-2 with these weights, a wrong kernel about
+1. (With weights twice as large, transformers' own bfloat16 is 0.27 off at SmolLM2's sizes.)"""
 CHECKED_CONTEXT = 96
 
 

@@ -227,6 +227,8 @@ def form_rows(stand: Stand) -> Iterator[Row]:
         for slot, kept in moving:
             slot.copy_(kept)
         if form == "accept":
+            # Recurrent states have moved on since, and with them what the target says.
+            stand.plant()
             stand.verify()
         graph = captured(calls[form])
         row: Row = {"form": form} | replayed(graph, moving).row() | launches(graph).row()
