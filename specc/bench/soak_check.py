@@ -12,6 +12,8 @@ import torch
 
 from specc.bench.soak_plain import PlainText
 
+SYNCHRONISES = "called a synchronizing"
+"""In torch's warning of an operation that waits for the device."""
 KEPT = 200
 """Differences that are written out; all are counted."""
 
@@ -128,7 +130,7 @@ def counted_step(decoder: Any, tally: Tally) -> list[list[int]]:
         finally:
             if on_device:
                 torch.cuda.set_sync_debug_mode("default")
-    count = sum("synchroniz" in str(item.message) for item in caught)
+    count = sum(SYNCHRONISES in str(item.message) for item in caught)
     tally.steps += 1
     tally.syncs += count
     tally.most_syncs = max(tally.most_syncs, count)

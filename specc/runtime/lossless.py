@@ -156,9 +156,10 @@ def plain_logits(
     with torch.no_grad():
         if position == 0:
             width = max(map(len, prompts))
-            ids = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts])
             state = module.init_state(len(prompts))
-            lengths = torch.tensor([len(prompt) for prompt in prompts])
+            device = state.length.device
+            ids = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts], device=device)
+            lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
             return module.prefill(decoder.weights, state, ids, lengths)[1]
         decoder.start(prompts, position + 1, requests=[request.number for request in requests])
         for _ in range(position - 1):
