@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
+from specc.testing.triton_interpreter import keep_patches
+
 
 def not_here() -> str:
     """Why the kernels' tests can't run here; empty if they can."""
@@ -21,3 +23,6 @@ NOT_HERE = not_here()
 ALWAYS = "test_triton_installed.py"
 """Says why the others are missing."""
 collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if NOT_HERE and path.name != ALWAYS]
+
+if not NOT_HERE:
+    keep_patches()
