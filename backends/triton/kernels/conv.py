@@ -24,8 +24,8 @@ def input_rows(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
 
 
 @triton.jit
-def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt,
-                    W: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt, W: tl.constexpr, BN: tl.constexpr,
+                    BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
     """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N / BN, B).
 
     x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 the context, node i is i + 1.

@@ -92,7 +92,8 @@ def decay_ratios(seen, g, T: tl.constexpr):
 
 @triton.jit
 def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
-                    K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PATH: tl.constexpr):  # fmt: skip
+                    K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
+                    PATH: tl.constexpr):  # fmt: skip
     """What a verify needs of its pending factors: [R,2T] = w_j r_j (x_j . x), the weights w_j r_j, and e^G."""
     rows, keep = path_rows(path, tl.load(count + b), b, P, ROWS, R, PATH)
     rates, decay = left_over(tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0).to(tl.float32), R)

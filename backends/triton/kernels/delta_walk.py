@@ -68,7 +68,8 @@ def prefetch_rows(q, k, v, g, beta, N, stride_qt, stride_kt, stride_vt, stride_g
 
 @triton.jit
 def apply_pending(tile, pending_k, pending_u, pending_g, path, count, b, hv, head, column, value, P, ROWS, H, HV,
-                  K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KP: tl.constexpr, PATH: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KP: tl.constexpr,
+                  PATH: tl.constexpr):  # fmt: skip
     """The tile after the pending factors of sequence b, one by one in the order of the path."""
     for j in tl.range(0, tl.minimum(tl.load(count + b), P)):
         row = j

@@ -130,6 +130,74 @@ def launch_walk(
     )  # fmt: skip
 
 
+def workspace(state: Tensor, nodes: int, pending: Pending | None = None) -> Tensor:
+    """Room for what the tree schedule's first phase tells the second."""
+    tile = power_of_two(nodes, 16)
+    room = 0 if pending is None else pending_room(pending)
+    floats = 2 * tile * tile + 4 * tile + room * (2 * tile + 1)
+    return torch.empty(state.shape[0] * state.shape[1] * floats, dtype=torch.float32, device=state.device)
+
+
+def pending_room(pending: Pending) -> int:
+    """R of the kernels: a power of two that no path through pending rows exceeds."""
+    return power_of_two(pending.k.shape[1] if pending.path is None else pending.path.shape[1], 16)
+
+
+def launch_prepare(
+    state: Tensor,
+    rows: Rows,
+    mask: Tensor | None,
+    work: Tensor,
+    pending: Pending | None,
+    gate: Gate | None,
+    config: TreeConfig,
+) -> None:
+    """The tree schedule's first phase: the N x N part into `work`."""
+    q, k, v, g, beta = rows
+    batch, nodes, heads, keys = k.shape
+    value_heads, tile = v.shape[2], power_of_two(nodes, 16)
+    waiting = pending or Pending(state, state, state, None, state, 0)
+    path = waiting.path
+    rows_kept = 0 if pending is None else pending.k.shape[1]
+    delta_tree_prepare[(value_heads, batch)](
+        q, k, g, beta, as_bytes(mask, state),
+        state if gate is None else gate.a_log,
+        state if gate is None else gate.dt_bias,
+        state if gate is None else gate.out,
+        work, waiting.k, waiting.g,
+        state if path is None else path,
+        waiting.count, nodes, rows_kept if path is None else path.shape[1], rows_kept, heads, value_heads,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
+        K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=0 if pending is None else pending_room(pending),
+        BK=min(power_of_two(keys, 16), config.prepare_bk),
+        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=not interpreted(),
+        num_warps=config.prepare_warps,
+    )  # fmt: skip
+
+
+def launch_apply(
+    state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig
+) -> None:
+    """The second phase: the state against all nodes' rows, then what `work` holds."""
+    q, k, v, _, _ = rows
+    batch, nodes, heads, keys = k.shape
+    value_heads, values = v.shape[2:]
+    waiting = pending or Pending(state, state, state, None, state, 0)
+    path = waiting.path
+    rows_kept = 0 if pending is None else pending.k.shape[1]
+    block = max(min(config.bv, power_of_two(values)), 16)
+    beside = not interpreted()
+    delta_tree_apply[(-(-values // block), value_heads, batch)](
+        state, q, k, v, work, o, u, waiting.k, waiting.u,
+        state if path is None else path,
+        waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
+        heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        K=keys, V=values, T=power_of_two(nodes, 16), R=0 if pending is None else pending_room(pending), BV=block,
+        BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None, PDL=beside,
+        num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
+    )  # fmt: skip
+
+
 def launch_tree(
     state: Tensor,
     rows: Rows,
@@ -141,41 +209,12 @@ def launch_tree(
     config: TreeConfig | None = None,
 ) -> None:
     """The tree schedule in two phases. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
-    q, k, v, g, beta = rows
-    batch, nodes, heads, keys = k.shape
-    value_heads, values = v.shape[2:]
-    tile, width = power_of_two(nodes, 16), power_of_two(keys, 16)
-    config = config or tree_config(keys, values, tile, batch * value_heads, pending is not None)
-    waiting = pending or Pending(state, state, state, None, state, 0)
-    path = waiting.path
-    rows_kept = 0 if pending is None else pending.k.shape[1]
-    longest = rows_kept if path is None else path.shape[1]
-    room = 0 if pending is None else power_of_two(longest, 16)
-    floats = 2 * tile * tile + 4 * tile + room * (2 * tile + 1)
-    work = torch.empty(batch * value_heads * floats, dtype=torch.float32, device=state.device)
-    order = state if path is None else path
-    beside = not interpreted()
-    delta_tree_prepare[(value_heads, batch)](
-        q, k, g, beta,
-        as_bytes(mask, state),
-        state if gate is None else gate.a_log,
-        state if gate is None else gate.dt_bias,
-        state if gate is None else gate.out,
-        work, waiting.k, waiting.g, order, waiting.count, nodes, longest, rows_kept, heads, value_heads,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
-        K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=room, BK=min(width, config.prepare_bk),
-        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=beside,
-        num_warps=config.prepare_warps,
-    )  # fmt: skip
-    block = max(min(config.bv, power_of_two(values)), 16)
-    delta_tree_apply[(-(-values // block), value_heads, batch)](
-        state, q, k, v, work, o, u, waiting.k, waiting.u, order, waiting.count, waiting.window,
-        nodes, longest, rows_kept, heads, value_heads,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        K=keys, V=values, T=tile, R=room, BV=block, BK=min(width, config.bk), PIECES=config.pieces,
-        PATH=path is not None, PDL=beside,
-        num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
-    )  # fmt: skip
+    batch, nodes, value_heads, values = rows.v.shape
+    tile = power_of_two(nodes, 16)
+    config = config or tree_config(rows.k.shape[3], values, tile, batch * value_heads, pending is not None)
+    work = workspace(state, nodes, pending)
+    launch_prepare(state, rows, mask, work, pending, gate, config)
+    launch_apply(state, rows, work, o, u, pending, config)
 
 
 PDL = {"launch_pdl": True}
