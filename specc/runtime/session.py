@@ -41,6 +41,7 @@ def open_session(
     draft_model: str | None = None,
     *,
     target: str = "reference",
+    device: str = "cpu",
     ignore_eos: bool = False,
     report: Report = lambda _: None,
 ) -> Session:
@@ -61,9 +62,9 @@ def open_session(
     module = import_source(compiled.source, f"specc_generated_{loaded.spec.name.replace('-', '_')}")
     report("loading the weights")
     if isinstance(drafter, SelfPerturbed):
-        decoder = module.Decoder(perturbed_weights(module, folder, drafter))
+        decoder = module.Decoder(perturbed_weights(module, folder, drafter, device), device)
     else:
-        decoder = module.Decoder.from_pretrained(folder, drafter)
+        decoder = module.Decoder.from_pretrained(folder, drafter, device)
     identity = RunIdentity(loaded.spec.sampling.seed, module.FINGERPRINT, module_info(loaded).pipeline)
     shown = "" if drafter is None else str(drafter)
     return Session(loaded, module, decoder, tokenizer, identity, folder, shown, isinstance(drafter, SelfPerturbed))
