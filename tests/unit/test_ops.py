@@ -103,6 +103,12 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
             4,
         )
     ],
+    "vocabulary_argmax": [(random(B, M, 7),)],
+    "topk_log_probs": [(random(B, M, 7), 3)],
+    "reject_tree": [
+        (random(B, R, 7), q, torch.tensor([[0, 1, 2, 3]] * B), parent, VALID, ints(3, 4), LENGTH, 4, 0.7, 5)
+        for q, parent in ((None, None), (random(B, R, 7, seed=1).softmax(-1), PARENT_ROW - 1))
+    ],
     "counter_uniform": [(ints(3, 4), ints(0, 9), 1)],
     "counter_uniform_rows": [(ints(3, 4), torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [0, 1]]), 5)],
     "sampling_probs": [(random(B, M, 7), 0.7, 3, 0.9, F64), (random(B, M, 7), 1.0, 0, 1.0, torch.float32)],

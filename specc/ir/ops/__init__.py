@@ -25,6 +25,7 @@ from specc.ir.ops.layers import (
 from specc.ir.ops.linear import fused_linear
 from specc.ir.ops.moe import moe
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
+from specc.ir.ops.vocab import reject_tree, topk_log_probs, vocabulary_argmax
 
 __all__ = [
     "ancestor_mask",
@@ -58,6 +59,7 @@ __all__ = [
     "iota",
     "moe",
     "pack_tree",
+    "reject_tree",
     "root_table",
     "rope",
     "rope_tables",
@@ -66,7 +68,9 @@ __all__ = [
     "score_rank",
     "short_conv",
     "stable_topk",
+    "topk_log_probs",
     "tree_attention",
     "tree_attention_cached",
     "tree_conv",
+    "vocabulary_argmax",
 ]

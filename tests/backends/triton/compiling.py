@@ -17,8 +17,10 @@ from triton.compiler import ASTSource
 from specc.backends.triton.launch.core import Launch
 
 TYPES = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.uint8: "*u8",
@@ -48,6 +50,8 @@ def source_of(launch: Launch) -> ASTSource:
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = TYPES[value.dtype]
             aligned[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
         elif value == 1 and not parameter.do_not_specialize:
             constants[parameter.name], signature[parameter.name] = 1, "constexpr"
         else:

@@ -1,0 +1,163 @@
+"""Random numbers, laws and draws, and the rejection walk over a drafted tree."""
+
+from __future__ import annotations
+
+import torch
+
+from specc.backends.triton.kernels.sampling import law_rows, uniform_rows, uniforms
+from specc.backends.triton.kernels.sampling_tree import reject_nodes, sample_rows
+from specc.backends.triton.launch.core import as_bytes, power_of_two
+from specc.backends.triton.ops.linear import arrived
+from specc.backends.triton.ops.vocab import flat_last
+
+Tensor = torch.Tensor
+
+UNIFORM_BLOCK = 1024
+LAW_BLOCK = 8192
+"""Elements of a row that a program handles at a time."""
+LAW_WARPS = 16
+WALK_BLOCK = 4096
+WALK_WARPS = 16
+
+
+def counter_uniform(rng: Tensor, position: Tensor, draw: int) -> Tensor:
+    """float64 [B] uniform in [0, 1), a function of (rng[b], position[b], draw) alone."""
+    out = torch.empty(rng.shape, dtype=torch.float64, device=rng.device)
+    size = rng.numel()
+    block = min(256, power_of_two(size))
+    uniforms[(-(-size // block),)](rng.contiguous(), position.contiguous(), out, draw, size, BLOCK=block, num_warps=1)
+    return out
+
+
+def counter_uniform_rows(rng: Tensor, position: Tensor, draw: Tensor, size: int) -> Tensor:
+    """float64 [B,M,size] uniform in [0, 1): column j from (rng[b], position[b,m], draw[b,m], j) alone."""
+    out = torch.empty((*position.shape, size), dtype=torch.float64, device=rng.device)
+    block = min(UNIFORM_BLOCK, power_of_two(size))
+    uniform_rows[(-(-size // block), position.numel())](
+        rng.contiguous(),
+        position.contiguous(),
+        draw.contiguous(),
+        out,
+        position.shape[1],
+        size,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out
+
+
+def key_bits(dtype: torch.dtype) -> int:
+    """The upper bits of a float32 that numbers of a dtype differ in."""
+    return 16 if dtype == torch.bfloat16 else 32
+
+
+def sampling_probs(logits: Tensor, temperature: float, top_k: int, top_p: float, dtype: torch.dtype) -> Tensor:
+    """The law that a standard sampler draws from, over the last dim of logits [B,M,V]: same shape, in `dtype`.
+
+    Temperature and top_k in one launch, float32; of tokens that the division by the temperature makes equal, only those
+    whose logits are equal tie. top_p < 1 sorts.
+    """
+    rows = flat_last(logits)
+    count, size = rows.shape
+    probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    law_rows[(count,)](
+        rows,
+        probs,
+        size,
+        rows.stride(0),
+        float(temperature),
+        top_k,
+        TOP_K=0 < top_k < size,
+        BITS=key_bits(logits.dtype),
+        BLOCK=min(LAW_BLOCK, power_of_two(size)),
+        num_warps=LAW_WARPS,
+    )
+    if top_p < 1.0:
+        ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        before[..., 0] = 0.0
+        kept = torch.where((before < top_p) | (before == 0.0), ordered, torch.zeros_like(ordered))
+        probs = torch.zeros_like(probs).scatter(-1, order, kept)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
+    return probs.to(dtype)
+
+
+def sample_index(weights: Tensor, uniform: Tensor) -> Tensor:
+    """int64 [B]: the token at which the running sum of weights [B,V] first exceeds uniform[b] * total."""
+    rows = flat_last(weights)
+    count, size = rows.shape
+    out = torch.empty(uniform.shape, dtype=torch.int64, device=weights.device)
+    block = min(WALK_BLOCK, power_of_two(size))
+    sample_rows[(count,)](
+        rows,
+        uniform,
+        out,
+        size,
+        rows.stride(0),
+        BLOCKS=power_of_two(-(-size // block)),
+        BLOCK=block,
+        num_warps=WALK_WARPS,
+    )
+    return out
+
+
+def reject_tree(
+    law: Tensor,
+    q_law: Tensor | None,
+    tokens: Tensor,
+    parent: Tensor | None,
+    valid: Tensor,
+    rng: Tensor,
+    length: Tensor,
+    longest: int,
+    temperature: float,
+    top_k: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The accepted path [B,longest], its length without the root [B], its last node [B] and the token after it [B].
+
+    One launch; sums over the vocabulary are in another order than torch's.
+    """
+    batch, nodes, size = law.shape
+    device = law.device
+    law = law.contiguous()
+
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    path, (count, current, bonus) = empty(torch.int64, batch, longest), empty(torch.int64, 3, batch).unbind(0)
+    chosen, picked = empty(torch.int32, 2, batch, nodes).unbind(0)
+    block = min(WALK_BLOCK, power_of_two(size))
+    reject_nodes[(nodes, batch)](
+        law,
+        law if q_law is None else q_law.contiguous(),
+        tokens.contiguous(),
+        tokens if parent is None else parent.contiguous(),
+        as_bytes(valid, valid),
+        rng,
+        length,
+        empty(torch.int64, batch, nodes, nodes),
+        empty(torch.float32, batch, nodes, nodes, 2),
+        chosen,
+        picked,
+        arrived(device, batch),
+        path,
+        count,
+        current,
+        bonus,
+        nodes,
+        size,
+        longest,
+        float(temperature or 1.0),
+        top_k,
+        SOFT=temperature > 0.0,
+        TOP_K=0 < top_k < size,
+        USE_Q=q_law is not None,
+        TREE=parent is not None,
+        NB=power_of_two(nodes),
+        PP=power_of_two(longest),
+        BITS=key_bits(law.dtype),
+        BLOCKS=power_of_two(-(-size // block)),
+        BLOCK=block,
+        num_warps=WALK_WARPS,
+    )
+    return path, count, current, bonus

@@ -1,0 +1,97 @@
+"""The largest element and the k best of a vocabulary: one launch each, whatever its size."""
+
+from __future__ import annotations
+
+import torch
+
+from specc.backends.triton.kernels.vocab import row_argmax, row_topk
+from specc.backends.triton.launch.core import power_of_two
+from specc.backends.triton.ops.linear import arrived
+
+Tensor = torch.Tensor
+
+ARGMAX_SPAN = 4096
+"""Elements per program."""
+TOPK_SPAN = 2048
+MOST_PARTS = 32
+"""Parts that a row is cut into, at most: a longer row has longer parts."""
+
+
+def part_size(size: int, least: int) -> int:
+    """The elements of one part of a row: a power of two."""
+    return max(min(least, power_of_two(size)), power_of_two(-(-size // MOST_PARTS)))
+
+
+def flat_last(x: Tensor) -> Tensor:
+    """[R,V], copied only where the rows do not lie apart by one stride."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def vocabulary_argmax(x: Tensor) -> Tensor:
+    """int64 [...]: the first index of the maximum over the last dim of x [...,V]; NaN counts as the maximum."""
+    rows = flat_last(x)
+    out = torch.empty(x.shape[:-1], dtype=torch.int64, device=x.device)
+    count, size = rows.shape
+    span = part_size(size, ARGMAX_SPAN)
+    parts = -(-size // span)
+    partial = torch.empty((count, parts), dtype=torch.int64, device=x.device) if parts > 1 else out
+    row_argmax[(parts, count)](
+        rows,
+        out,
+        partial,
+        arrived(x.device, count) if parts > 1 else out,
+        size,
+        parts,
+        rows.stride(0),
+        SPAN=span,
+        PARTS=power_of_two(parts),
+        num_warps=8 if span >= 4096 else 4,
+    )
+    return out
+
+
+def launch_topk(scores: Tensor, k: int, law: bool) -> tuple[Tensor, Tensor]:
+    """See `row_topk`."""
+    rows = flat_last(scores)
+    count, size = rows.shape
+    shape, device = (*scores.shape[:-1], k), scores.device
+    values = torch.empty(shape, dtype=torch.float32 if law else scores.dtype, device=device)
+    indices = torch.empty(shape, dtype=torch.int64, device=device)
+    span = max(part_size(size, TOPK_SPAN), power_of_two(k))
+    parts = -(-size // span)
+    split = parts > 1
+    row_topk[(parts, count)](
+        rows,
+        values,
+        indices,
+        torch.empty((count, parts, k), dtype=torch.int32, device=device) if split else indices,
+        torch.empty((count, 2, parts), dtype=torch.float32, device=device) if split and law else values,
+        arrived(device, count) if split else indices,
+        size,
+        parts,
+        rows.stride(0),
+        k,
+        KP=power_of_two(k),
+        SPAN=span,
+        PARTS=power_of_two(parts),
+        PLACES=power_of_two(parts * k),
+        LOW=torch.finfo(scores.dtype).min,
+        LAW=law,
+        num_warps=8 if span > 2048 else 4,
+    )
+    return values, indices
+
+
+def stable_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of the last dim by (score descending, index ascending); NaN counts as -inf, both come last."""
+    return launch_topk(scores, k, law=False)
+
+
+def topk_log_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best tokens of logits [...,V] and min(log_softmax, 0) of them, float32.
+
+    They are ordered by (logit descending, index ascending): two logits whose log-probabilities round to the same
+    number keep their order.
+    """
+    return launch_topk(logits, k, law=True)

@@ -1,0 +1,122 @@
+"""Random numbers, laws, draws and the rejection walk against the ops' reference implementations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specc.backends.triton.ops import sampling
+from specc.ir import ops
+
+WORD = st.integers(-(2**63), 2**63 - 1)
+SEEDS = st.integers(0, 10**6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rng=WORD, position=WORD, draw=st.integers(0, 2**31 - 1), size=st.integers(1, 300))
+def test_random_numbers_are_the_same_bits(rng: int, position: int, draw: int, size: int) -> None:
+    state, at = torch.tensor([rng, 5]), torch.tensor([position, -1])
+    assert torch.equal(sampling.counter_uniform(state, at, draw), ops.counter_uniform(state, at, draw))
+    at, purpose = torch.stack((at, at + 1), 1), torch.tensor([[draw, 0], [1, draw]])
+    expected = ops.counter_uniform_rows(state, at, purpose, size)
+    assert torch.equal(sampling.counter_uniform_rows(state, at, purpose, size), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=SEEDS,
+    size=st.sampled_from([1, 7, 300, 9000]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.integers(0, 20),
+    top_p=st.sampled_from([1.0, 0.8]),
+)
+def test_a_law(seed: int, size: int, dtype: torch.dtype, temperature: float, top_k: int, top_p: float) -> None:
+    made = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(1, 2, size, generator=made) * 3).to(dtype)
+    logits[0, 1] = (logits[0, 1] * 2).round()  # ties, at the k-th too
+    law = sampling.sampling_probs(logits, temperature, top_k, top_p, torch.float32)
+    expected = ops.sampling_probs(logits, temperature, top_k, top_p, torch.float32)
+    if top_p == 1.0:
+        assert torch.equal(law > 0, expected > 0)
+    # The sum before a token decides whether top_p keeps it; rounding may move one token over the border.
+    apart = (law - expected).abs() > 1e-6 * expected + 1e-7
+    assert int(apart.sum()) == 0 or top_p < 1.0
+    torch.testing.assert_close(law.sum(-1), torch.ones(1, 2), rtol=1e-5, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_law_of_something_that_is_no_number(value: float) -> None:
+    logits = torch.randn(1, 2, 40)
+    logits[0, 0, 3] = value
+    law = sampling.sampling_probs(logits, 0.7, 5, 1.0, torch.float32)
+    expected = ops.sampling_probs(logits, 0.7, 5, 1.0, torch.float32)
+    assert torch.equal(law[0, 0].isnan(), expected[0, 0].isnan())
+    torch.testing.assert_close(law[0, 1], expected[0, 1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, size=st.sampled_from([1, 5, 4000, 9000]), uniform=st.floats(0, 1, exclude_max=True))
+def test_a_draw(seed: int, size: int, uniform: float) -> None:
+    weights = torch.rand(3, size, generator=torch.Generator().manual_seed(seed))
+    weights[1] = weights[1].where(weights[1] > 0.7, torch.zeros(()))
+    weights[2] = 0.0
+    at = torch.full((3,), uniform, dtype=torch.float64)
+    made, expected = sampling.sample_index(weights, at), ops.sample_index(weights, at)
+    running = weights.double().cumsum(-1)
+    for row in range(3):
+        # Sums in another order may move a number that lies on a border by one token.
+        border = abs(float(running[row, min(made[row], expected[row])] - at[row] * running[row, -1]))
+        assert made[row] == expected[row] or border < 1e-12 * size
+    assert float(weights[1, made[1]]) > 0 or float(weights[1].sum()) == 0
+
+
+def walk_case(seed: int, chain: bool, true_q: bool, batch: int = 2, nodes: int = 6, size: int = 19) -> list[Any]:
+    """Laws of a few tokens with much of the mass on drafted ones, so that nodes are accepted and rejected."""
+    made = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch, nodes, size, generator=made) * 2
+    parent = torch.tensor(
+        [[-1, *(int(torch.randint(0, i, (1,), generator=made)) for i in range(1, nodes))] for _ in range(batch)]
+    )
+    q_law = (torch.randn(batch, nodes, size, generator=made) * 2).softmax(-1) if true_q else None
+    tokens = torch.stack([torch.randperm(size, generator=made)[:nodes] for _ in range(batch)])
+    valid = torch.rand(batch, nodes, generator=made) < 0.9
+    rng, length = (torch.randint(0, 10**6, (batch,), generator=made) for _ in range(2))
+    return [logits, q_law, tokens, None if chain else parent, valid, rng, length, nodes]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=SEEDS,
+    chain=st.booleans(),
+    true_q=st.booleans(),
+    top_k=st.sampled_from([0, 3]),
+    given_law=st.booleans(),
+    size=st.sampled_from([19, 19, 5000]),
+)
+def test_a_walk(seed: int, chain: bool, true_q: bool, top_k: int, given_law: bool, size: int) -> None:
+    case = walk_case(seed, chain, true_q, nodes=6 if size < 100 else 3, size=size)
+    options = (0.0, 0) if given_law else (0.8, top_k)
+    if given_law:
+        case[0] = case[0].softmax(-1)
+    made, expected = sampling.reject_tree(*case, *options), ops.reject_tree(*case, *options)
+    assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+
+
+def test_a_law_without_mass_left() -> None:
+    """Both children rejected and nothing else possible: the next token is the argmax of the node's own law."""
+    law = torch.zeros(1, 3, 4)
+    law[0, :, 1] = 1.0
+    q_law = law.clone()
+    q_law[0, 0] = torch.tensor([0.0, 2.0, 0.0, 0.0])
+    tokens, parent = torch.tensor([[0, 2, 3]]), torch.tensor([[-1, 0, 0]])
+    valid = torch.ones(1, 3, dtype=torch.bool)
+    arguments = (law, q_law, tokens, parent, valid, torch.tensor([5]), torch.tensor([0]), 3, 0.0, 0)
+    made, expected = sampling.reject_tree(*arguments), ops.reject_tree(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+    assert made[3].tolist() == [1]
