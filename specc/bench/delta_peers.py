@@ -10,15 +10,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specc.bench.delta_cases import BATCHES, GDN, QWEN, Row, exact
-from specc.bench.delta_timing import RATE, Geometry, Inputs, error, inputs, random_tree, sets_for, timed
+from specc.bench.delta_inputs import BATCHES, GDN, QWEN, Geometry, Inputs, exact, many_inputs, random_tree
+from specc.bench.gpu_timing import RATE, Row, error, guarded, timed
 
 SGLANG = Path("sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py")
 TILES = ((32, 1), (8, 1), (16, 1))
@@ -42,15 +42,16 @@ def sglang_kernel() -> Any | None:
 def sglang_call(kernel: Any, one: Inputs, parent: torch.Tensor, buffer: torch.Tensor, tile: tuple[int, int],
                 o: torch.Tensor) -> Callable[[], None]:  # fmt: skip
     """Its tree verify: every node's state goes to `buffer` [B,N,HV,V,K]. Gates: raw a, b that give our g and beta."""
-    batch, nodes, heads, keys = one.k.shape
-    value_heads, values = one.v.shape[2:]
+    q, k, v, g, beta = one.rows
+    batch, nodes, heads, keys = k.shape
+    value_heads, values = v.shape[2:]
     zeros = torch.zeros(value_heads, device="cuda")
     # softplus(a) = -g with A_log = dt_bias = 0, sigmoid(b) = beta.
-    a, b = torch.log(torch.expm1((-one.g).clamp(min=1e-6))), torch.logit(one.beta)
+    a, b = torch.log(torch.expm1((-g).clamp(min=1e-6))), torch.logit(beta)
     where = torch.arange(batch, device="cuda", dtype=torch.int32)
     arguments = {
         "A_log": zeros, "a": a, "dt_bias": zeros, "softplus_beta": 1.0, "softplus_threshold": 20.0,
-        "q": one.q, "k": one.k, "v": one.v, "b": b, "o": o, "h0_source": one.state, "h0_indices": where,
+        "q": q, "k": k, "v": v, "b": b, "o": o, "h0_source": one.state, "h0_indices": where,
         "cu_seqlens": None, "intermediate_states_buffer": buffer, "intermediate_state_indices": where,
         "cache_steps": nodes, "retrieve_parent_token_ptr": parent, "scale": keys**-0.5, "T": nodes,
         "stride_retrieve_parent_token_seq": parent.stride(0), "stride_retrieve_parent_token_token": parent.stride(1),
@@ -66,7 +67,7 @@ def sglang_call(kernel: Any, one: Inputs, parent: torch.Tensor, buffer: torch.Te
 
 def sglang_rows(kernel: Any, geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
     """Its times for one case, each checked first."""
-    many = [inputs(geometry, batch, nodes, seed) for seed in range(sets_for(geometry.state_bytes(batch)))]
+    many = many_inputs(geometry, batch, nodes)
     parent_row, mask = random_tree(batch, nodes)
     # A node on the context: 0 for the first; its kernel has one root, so further roots hang on node 0.
     parent = (parent_row - 1).clamp(min=0).to(torch.int32)
@@ -78,19 +79,20 @@ def sglang_rows(kernel: Any, geometry: Geometry, nodes: int, batch: int) -> Iter
         mask[:, i, i] = True
     expected = exact(many[0], fixed, mask)[0]
     buffer = many[0].state.new_empty(batch, nodes, *many[0].state.shape[1:])
-    outputs = [torch.empty_like(one.v) for one in many]
+    outputs = [torch.empty_like(one.rows.v) for one in many]
     for tile in TILES:
         label = {"peer": "sglang tree", "geometry": geometry.name, "batch": batch, "nodes": nodes, "tile": list(tile)}
         label["read_us"] = round(geometry.state_bytes(batch) / RATE * 1e6, 2)
         calls = [sglang_call(kernel, one, parent, buffer, tile, o) for one, o in zip(many, outputs, strict=True)]
         calls[0]()
-        yield label | {"error_o": error(outputs[0], expected, expected), "us": round(timed(calls), 2)}
+        wrong = error(outputs[0], expected)
+        yield label | {"errors": {"o_rounded": wrong}, "wrong": not wrong <= 1e-2} | timed(calls).row()
 
 
 def fla_rows(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
     """flash-linear-attention's recurrent and chunked forms on a chain, without the final state."""
     rule = importlib.import_module("fla.ops.gated_delta_rule")
-    many = [inputs(geometry, batch, nodes, seed) for seed in range(sets_for(geometry.state_bytes(batch)))]
+    many = many_inputs(geometry, batch, nodes)
     expected = exact(many[0], None, None)[0]
     for name, function in (
         ("fused_recurrent", rule.fused_recurrent_gated_delta_rule),
@@ -103,34 +105,26 @@ def fla_rows(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
             state = one.state.transpose(-1, -2).contiguous()
             calls.append(
                 partial(
-                    function, one.q, one.k, one.v, g=one.g, beta=one.beta, initial_state=state,
+                    function, *one.rows[:3], g=one.rows.g, beta=one.rows.beta, initial_state=state,
                     output_final_state=False,
                     use_qk_l2norm_in_kernel=True,
                 )
             )  # fmt: skip
         with torch.no_grad():
-            wrong = error(calls[0]()[0], expected, expected)
-            yield label | {"error_o": wrong, "us": round(timed(calls), 2)}
+            wrong = error(calls[0]()[0], expected)
+            yield label | {"errors": {"o_rounded": wrong}, "wrong": not wrong <= 1e-2} | timed(calls).row()
 
 
-def peer_part(geometries: Sequence[Geometry]) -> Iterator[Row]:
+def peer_part() -> Iterator[Row]:
     """All peers that are here."""
     kernel = sglang_kernel()
-    for geometry, nodes in ((GDN, 16), (QWEN, 16), (GDN, 8), (GDN, 32)):
+    for geometry, nodes in ((GDN, 16), (QWEN, 16), (GDN, 8), (GDN, 32), (QWEN, 32)):
         for batch in BATCHES:
             if kernel is None:
                 yield {"peer": "sglang tree", "missing": True}
             else:
-                yield from guarded(sglang_rows(kernel, geometry, nodes, batch), "sglang tree")
+                yield from guarded({"peer": "sglang tree"}, sglang_rows(kernel, geometry, nodes, batch))
             if importlib.util.find_spec("fla") is None:
                 yield {"peer": "fla", "missing": True}
             elif nodes == 16:
-                yield from guarded(fla_rows(geometry, nodes, batch), "fla")
-
-
-def guarded(rows: Iterator[Row], peer: str) -> Iterator[Row]:
-    """Rows until a peer fails; then its message."""
-    try:
-        yield from rows
-    except (RuntimeError, TypeError, ImportError, AssertionError) as failure:
-        yield {"peer": peer, "failed": str(failure).splitlines()[0][:200] if str(failure) else repr(failure)}
+                yield from guarded({"peer": "fla"}, fla_rows(geometry, nodes, batch))

@@ -1,83 +1,84 @@
 """Times of the gated delta rule's Triton kernels on a CUDA machine, each checked against float64 before it is timed.
 
-    python -m specc.bench.kernels_delta [--part NAME ...] [--output FOLDER]
+    python -m specc.bench.kernels_delta [--part NAME ...] [--peers] [--output FOLDER] [--seconds S]
 
-Each call is captured in a CUDA graph over input sets of more than 160 MB together and replayed; a time is the median
-over replays, per call. Beside it: the floor ("read": the bytes that have to move at 4.3 TB/s), the error of u relative
-to beta v (of a state for commits), and that of o before it is rounded (from a float32 run of the same kernel).
-Configurations that are wrong are reported, never timed. Results: specc/bench/results/kernels_delta.json.
+Parts: `tree` (verify, all phases counted), `serial` (a chain of 16, and plain decoding), `pending` (deferred and
+windowed commits beside verify + commit), `commit` (all layers from factors, beside replay), `hybrid` (schedules by shape
+of tree, and what `auto` takes), `states` (verify that keeps every node's state), `conv`, and with --peers
+flash-linear-attention and SGLang's kernels. Errors: of u relative to beta v, of states, and of o before it is rounded (a
+float32 run of the same kernel); `bits`: in how many numbers a chain differs from single tokens. `read_us`: the bytes
+that have to move at 4.3 TB/s. Results: specc/bench/results/kernels_delta.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from specc.bench.delta_cases import (
-    GEOMETRIES,
-    commit_part,
-    conv_part,
-    hybrid_part,
-    pending_part,
-    serial_part,
-    tree_part,
-)
+from specc.bench import delta_tree_cases, delta_walk_cases
+from specc.bench.delta_inputs import BATCHES
 from specc.bench.delta_peers import peer_part
-from specc.bench.results import RESULTS, environment, keep
+from specc.bench.gpu_timing import Report, Row, compiled_in_parallel, guarded, report, require_gpu
+from specc.bench.results import RESULTS
+from specc.bench.tune import best_of
 
-PARTS = {
-    "tree": tree_part,
-    "serial": serial_part,
-    "pending": pending_part,
-    "commit": commit_part,
-    "hybrid": hybrid_part,
-    "conv": conv_part,
+PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
+    "tree": delta_tree_cases.tree_part,
+    "pending": delta_tree_cases.pending_part,
+    "serial": delta_walk_cases.serial_part,
+    "commit": delta_walk_cases.commit_part,
+    "hybrid": delta_walk_cases.hybrid_part,
+    "states": delta_walk_cases.states_part,
+    "conv": delta_walk_cases.conv_part,
     "peers": peer_part,
 }
 
 
-def device() -> dict[str, Any]:
-    """The GPU and the packages that matter."""
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "triton": metadata.version("triton"),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-    }
+def jobs(parts: Sequence[str]) -> list[partial[None]]:
+    """What to compile before they run."""
+    found = [job for part in ("tree", "pending") if part in parts for job in delta_tree_cases.jobs(part)]
+    return found + (delta_walk_cases.jobs() if {"serial", "hybrid", "commit"} & set(parts) else [])
 
 
-def main(arguments: list[str] | None = None) -> int:
+def tune(result: Report, seconds: float) -> Mapping[str, str]:
+    """The fastest configuration of the tree schedule by geometry, nodes and batch."""
+    begin = time.monotonic()
+    compiled_in_parallel(delta_tree_cases.jobs("search"))
+    for geometry, nodes in delta_tree_cases.POINTS:
+        for batch in BATCHES:
+            if time.monotonic() - begin < seconds:
+                for row in guarded({"part": "search"}, delta_tree_cases.search(geometry, nodes, batch)):
+                    result.add({"part": "search", **row})
+    return best_of(result.rows, ("geometry", "nodes", "batch"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; 1 if a configuration gave wrong results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", choices=[*PARTS], help="only these (default: all)")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="only these (default: all but peers)")
+    parser.add_argument("--peers", action="store_true", help="with what is compared with, which has to be importable")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of kernels_delta.json")
     parser.add_argument("--seconds", type=float, default=240.0, help="start no further part after so many seconds")
-    given = sys.argv[1:] if arguments is None else arguments
-    chosen = parser.parse_args(given)
-    if not torch.cuda.is_available():
-        print("kernels_delta: no CUDA device", file=sys.stderr)
-        return 2
-    begin, rows, skipped = time.monotonic(), [], []
-    result: dict[str, Any] = environment("specc.bench.kernels_delta", list(given)) | {"gpu": device()}
-    for name in chosen.part or PARTS:
-        if time.monotonic() - begin > chosen.seconds:
-            skipped.append(name)
+    given = parser.parse_args(arguments)
+    require_gpu("specc bench kernels --family delta")
+    begin = time.monotonic()
+    result = report("kernels_delta", "specc.bench.kernels_delta", arguments, given.output)
+    parts = given.part or [part for part in PARTS if part != "peers"]
+    parts += ["peers"] if given.peers and "peers" not in parts else []
+    compiled_in_parallel(jobs(parts))
+    print(f"# compiled: {time.monotonic() - begin:.0f} s", flush=True)
+    for part in parts:
+        if time.monotonic() - begin > given.seconds:
+            print(f"# {part}: left out, no time", flush=True)
             continue
-        for row in PARTS[name](GEOMETRIES):
-            rows.append({"part": name, **row})
-            print(json.dumps(rows[-1]), flush=True)
-        print(f"# {name}: {time.monotonic() - begin:.0f} s", flush=True)
-        keep("kernels_delta", result | {"rows": rows, "skipped": skipped}, chosen.output)
-    return int(any(row.get("wrong") for row in rows))
+        for row in guarded({"part": part}, PARTS[part]()):
+            result.add({"part": part, **row})
+        print(f"# {part}: {time.monotonic() - begin:.0f} s", flush=True)
+    return int(result.wrong)
 
 
 if __name__ == "__main__":

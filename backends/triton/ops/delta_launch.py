@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,8 @@ class Rows(NamedTuple):
     beta: Tensor
 
 
-class Pending(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pending:
     """Factors in front of a verify: raw k [B,R,H,K], u [B,R,HV,V], g [B,R,HV], of which the first count[b] along
     path[b] (int64 [B,P]; None: in order) are to be applied; sequences with count >= max(window, 1) are written."""
 

@@ -7,6 +7,8 @@ write it in place; the others give it first. `form` goes with the schedule: "ran
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from specc.backends.triton.ops.delta_launch import (
@@ -91,31 +93,31 @@ def pending_tree_(
     return o, u
 
 
-def pending_chain(state: Tensor, *rest: Tensor) -> Triple:
+def pending_chain(state: Tensor, *rest: Any) -> Triple:
     """`pending_chain_` on a copy of the state, which comes first."""
     after = state.clone()
     return after, *pending_chain_(after, *rest)
 
 
-def pending_serial(state: Tensor, *rest: Tensor) -> Triple:
+def pending_serial(state: Tensor, *rest: Any) -> Triple:
     """`pending_serial_` on a copy of the state, which comes first."""
     after = state.clone()
     return after, *pending_serial_(after, *rest)
 
 
-def pending_hybrid(state: Tensor, *rest: Tensor) -> Triple:
+def pending_hybrid(state: Tensor, *rest: Any) -> Triple:
     """`pending_hybrid_` on a copy of the state, which comes first."""
     after = state.clone()
     return after, *pending_hybrid_(after, *rest)
 
 
-def pending_replay(state: Tensor, *rest: Tensor) -> Triple:
+def pending_replay(state: Tensor, *rest: Any) -> Triple:
     """`pending_replay_` on a copy of the state, which comes first."""
     after = state.clone()
     return after, *pending_replay_(after, *rest)
 
 
-def pending_tree(state: Tensor, *rest: Tensor) -> Triple:
+def pending_tree(state: Tensor, *rest: Any) -> Triple:
     """`pending_tree_` on a copy of the state, which comes first."""
     after = state.clone()
     return after, *pending_tree_(after, *rest)
