@@ -120,10 +120,10 @@ def attention_split(
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
     stride_nb, stride_nr, stride_nh, stride_mb, stride_mm, stride_mr, stride_tb,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr, PAGE: tl.constexpr,
-    TMA: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr,
+    PAGE: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail in tiles of BT.
+    """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail by BT.
 
     Grid (tiles * HKV, S, B). SPLIT: partial [B,HKV,tiles*BM,S,D] gets o, lse [B,HKV,tiles*BM,S] log2 of the sum of
     weights (-inf: nothing seen, o is not written). Else out [B,M,HKV*G,D]. Strides are in elements. TMA: k_tiles,
@@ -160,7 +160,7 @@ def attention_split(
             acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
         start = tl.maximum(start, full)
     k_fresh, v_fresh = k_new + wide * stride_nb + head * stride_nh, v_new + wide * stride_nb + head * stride_nh
-    for here in tl.range(start * BN, tl.minimum(stop * BN, end), BT, num_stages=1):
+    for here in tl.range(start * BN, tl.minimum(stop * BN, end), BT, num_stages=AHEAD):
         column = here + tl.arange(0, BT)
         known = column < committed + R
         k_rows = tail_rows(k_head, k_fresh, row_table, column, committed, C, stride_kr, stride_nr, SEPARATE, PAGE)
@@ -172,11 +172,12 @@ def attention_split(
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, visible, q, True)
     seen = total > 0
     total = tl.where(seen, total, 1.0)
-    result = acc / total[:, None]
+    result = acc * (1.0 / total)[:, None]
     if SPLIT:
         at = ((wide * HKV + head) * tiles * BM + packed) * S + part
         tl.store(lse + at, tl.where(seen, top + tl.log2(total), float("-inf")), mask=token < M)
-        tl.store(partial + at[:, None] * D + d[None, :], result, mask=(seen & (token < M))[:, None] & inner[None, :])
+        kept = (seen & (token < M))[:, None] & inner[None, :]
+        tl.store(partial + at[:, None] * D + d[None, :], rounded(result, partial), mask=kept)
     else:
         at = (wide * M + token) * HKV * G + head * G + member
         tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inner[None, :])
@@ -189,6 +190,7 @@ def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.
     packed, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
     part = tl.arange(0, SP)
     top = tl.max(tl.load(lse + at + part, mask=part < S, other=float("-inf")), 0)
@@ -199,7 +201,7 @@ def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.
         some = begin + tl.arange(0, STEP)
         share = tl.exp2(tl.load(lse + at + some, mask=some < S, other=float("-inf")) - top)
         here = (share > 0)[:, None] & (d < D)[None, :]
-        rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0)
+        rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
         total += share
         acc += tl.sum(rows * share[:, None], 0)
     whole = tl.sum(total, 0)

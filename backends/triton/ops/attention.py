@@ -85,7 +85,7 @@ def attend(
     partial = lse = out
     if parts > 1:
         places = batch * shared * tiles * config.rows * parts
-        partial = torch.empty(places * dim, dtype=torch.float32, device=q.device)
+        partial = torch.empty(places * dim, dtype=q.dtype, device=q.device)
         lse = torch.empty(places, dtype=torch.float32, device=q.device)
     k_new, v_new = fresh or (q, q)
     k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
@@ -97,14 +97,15 @@ def attend(
     box = config.bn if config.tma and padded == dim and (not page or page >= config.bn) else 0
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl = not interpreted()
-    options = {"maxnreg": config.registers} if config.registers and pdl else {}
+    dependent = {"launch_pdl": True} if pdl else {}
+    options = dependent | ({"maxnreg": config.registers} if config.registers and pdl else {})
     attention_split[(tiles * shared, parts, batch)](
         q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, partial, lse,
         scale * LOG2E, tiles, tokens, rows, capacity, offset, window, shared, parts,
         *q.stride()[:3], *k_strides, *v_strides, *k_new.stride()[:3], *bits.stride()[:3],
         0 if table is None else table.stride(0),
-        G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, LEAST=config.least,
+        G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
         TMA=k_tiles is not None and v_tiles is not None, SPLIT=parts > 1, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **options,
@@ -114,7 +115,7 @@ def attend(
         attention_merge[(tokens * group, shared, batch)](
             partial, lse, out, tiles, tokens, shared, parts,
             G=group, D=dim, DP=padded, BM=config.rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
-            num_warps=4, **({"launch_pdl": True} if pdl else {}),
+            num_warps=4, **dependent,
         )  # fmt: skip
     return out
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """`rows` of a tile, `bn` columns a step, `bt` in the tail; `programs` that the device holds at once; `least` steps
-    for a part of the columns; `tma`: committed rows come by bulk copies; `registers` a thread at most (0: any)."""
+    """`rows` of a tile, `bn` columns a step, `bt` in the tail with `ahead` stages; `programs` at once on the device;
+    `least` steps for a part of the columns; `tma`: bulk copies; `registers` a thread at most (0: any)."""
 
     rows: int
     bn: int
@@ -17,6 +17,7 @@ class AttentionConfig:
     programs: int
     least: int = 1
     bt: int = 32
+    ahead: int = 2
     tma: bool = True
     registers: int = 0
 

@@ -1,7 +1,7 @@
-"""Attention over a paged cache: rows lie in pages of a pool [P,page,Hkv,D], which a block table int32 [B,blocks] names.
+"""Attention over a paged cache: rows lie in pages of a pool [P,page,Hkv,D] that a block table int32 [B,blocks] names.
 
-Page sizes are powers of two from 16 on. The new rows of a step lie behind the committed ones, in the pages that the table
-names for [length, length + R); entries beyond are never read.
+Page sizes are powers of two from 16 on. The new rows of a step lie behind the committed ones, in the pages that the
+table names for [length, length + R); entries beyond are never read.
 """
 
 from __future__ import annotations
