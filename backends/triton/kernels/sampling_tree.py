@@ -176,10 +176,10 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, rejected, masse
     tokens, parent, valid = tokens + b * N, parent + b * N, valid + b * N
     place = tl.arange(0, NB)
     child = (place > 0) & (place < N) & (tl.load(valid + place, mask=place < N, other=0) != 0)
+    above = place - 1
     if TREE:
-        child = child & (tl.load(parent + place, mask=place < N, other=-1) == node)
-    else:
-        child = child & (place == node + 1)
+        above = tl.load(parent + place, mask=place < N, other=-1).to(tl.int32)
+    child = child & (above == node)
     accepted, token = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
     if (node == 0) | (tl.load(valid + node) != 0):
         law, q_law = law + row.to(tl.int64) * V, q_law + row.to(tl.int64) * V
