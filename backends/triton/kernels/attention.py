@@ -160,15 +160,16 @@ def attention_split(
             acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
         start = tl.maximum(start, full)
     k_fresh, v_fresh = k_new + wide * stride_nb + head * stride_nh, v_new + wide * stride_nb + head * stride_nh
-    for here in tl.range(start * BN, tl.minimum(stop * BN, end), BT, num_stages=AHEAD):
+    behind = tl.minimum(stop * BN, end)
+    for here in tl.range(start * BN, behind, BT, num_stages=AHEAD):
         column = here + tl.arange(0, BT)
-        known = column < committed + R
+        known = column < behind
         k_rows = tail_rows(k_head, k_fresh, row_table, column, committed, C, stride_kr, stride_nr, SEPARATE, PAGE)
         v_rows = tail_rows(v_head, v_fresh, row_table, column, committed, C, stride_vr, stride_nr, SEPARATE, PAGE)
         k = tl.load(k_rows[:, None] + d[None, :], mask=known[:, None] & inner[None, :], other=0.0)
         v = tl.load(v_rows[:, None] + d[None, :], mask=known[:, None] & inner[None, :], other=0.0)
         visible = tail_visible(mask + wide * stride_mb, column, token, position, committed, M, R, offset, window,
-                               stride_mm, stride_mr, CAUSAL, WINDOW)  # fmt: skip
+                               stride_mm, stride_mr, CAUSAL, WINDOW) & known[None, :]  # fmt: skip
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, visible, q, True)
     seen = total > 0
     total = tl.where(seen, total, 1.0)
