@@ -15,13 +15,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from specc.backends.triton.ops.linear import LinearConfig, composed, launch_linear
+from specc.backends.triton.ops.linear import Config, composed, launch_linear
 from specc.bench.gpu_timing import (
     Report,
     Row,
@@ -49,13 +50,12 @@ from specc.bench.linear_cases import (
 from specc.bench.results import RESULTS
 
 
-def text(config: LinearConfig) -> str:
+def text(config: Config) -> str:
     """A configuration in one line."""
-    names = ("bf", "bk", "kw", "split", "warps", "stages", "ahead")
-    return " ".join(f"{name}={getattr(config, name)}" for name in names)
+    return " ".join([type(config).__name__, *(f"{name}={value}" for name, value in asdict(config).items())])
 
 
-def warm(gemm: Gemm, config: LinearConfig, rows: Sequence[int]) -> None:
+def warm(gemm: Gemm, config: Config, rows: Sequence[int]) -> None:
     """Compiles what a configuration needs (in a process of its own: compiled kernels are kept on disk)."""
     weight = torch.zeros(gemm.shape, device="cuda", dtype=torch.bfloat16)
     for count in rows:
@@ -63,7 +63,7 @@ def warm(gemm: Gemm, config: LinearConfig, rows: Sequence[int]) -> None:
     torch.cuda.synchronize()
 
 
-def one(gemm: Gemm, owner: str, config: LinearConfig, many: Sequence[Tensor], rows: int, invariant: bool) -> Row:
+def one(gemm: Gemm, owner: str, config: Config, many: Sequence[Tensor], rows: int, invariant: bool) -> Row:
     """A configuration at one number of rows: checked, then timed."""
     label = {"model": owner, "gemm": gemm.name, "weight": list(gemm.shape), "rows": rows, "config": text(config)}
     return checked(
@@ -178,7 +178,7 @@ def compile_ahead(models: Sequence[Model], parts: Sequence[str]) -> None:
         for gemm in (*owner.gemms, owner.head):
             tried = candidates(gemm) if "search" in parts else ()
             for config, rows in [(config, (1,)) for config in tried] + [(chosen(gemm), (1, 32, 64))]:
-                key = (gemm.norm, gemm.gated, gemm.residual, gemm.hidden % config.bk, config, rows)
+                key = (gemm.norm, gemm.gated, gemm.residual, gemm.hidden, config, rows)
                 jobs.setdefault(key, partial(warm, gemm, config, rows))
     compiled_in_parallel(list(jobs.values()))
 

@@ -9,12 +9,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specc.backends.triton.ops.linear import LinearConfig, composed, launch_linear, linear_config
+from specc.backends.triton.ops.linear import (
+    Config,
+    LinearConfig,
+    ResidentConfig,
+    composed,
+    launch_linear,
+    linear_config,
+)
 from specc.bench.gpu_timing import Call, error, poison, sets_for
 
 EPS = 1e-6
-BOUNDS = {"y": 4e-3, "row": 0.0}
-"""Relative error of y (bfloat16 results and one rounding of x * norm_weight); `row`: rows whose bits differ."""
+BOUNDS = {"y": 6e-3, "row": 0.0}
+"""Relative error of y: bfloat16 roundings of y and of x * norm_weight, at worst one large channel in a single row.
+`row`: rows whose bits differ."""
 ROWS = (1, 4, 16, 32, 64, 128, 256)
 INVARIANT = (1, 2, 7, 16, 17, 32, 33, 64)
 """Numbers of rows whose first rows must have the same bits."""
@@ -88,7 +96,7 @@ class Operands:
     residual: Tensor | None
     y: Tensor
 
-    def launch(self, gemm: Gemm, config: LinearConfig, rows: slice = slice(None), dependent: bool = True) -> None:
+    def launch(self, gemm: Gemm, config: Config, rows: slice = slice(None), dependent: bool = True) -> None:
         """The kernel on some rows."""
         residual = None if self.residual is None else self.residual[rows]
         x, y = self.x[rows], self.y[rows]
@@ -128,7 +136,7 @@ def weights(gemm: Gemm, seed: int = 0) -> list[Tensor]:
     ]
 
 
-def errors(gemm: Gemm, config: LinearConfig, weight: Tensor, rows: int, invariant: bool) -> dict[str, float]:
+def errors(gemm: Gemm, config: Config, weight: Tensor, rows: int, invariant: bool) -> dict[str, float]:
     """Relative error of y against float64, and with `invariant` how many rows' bits depend on the number of rows."""
     one = operands(gemm, rows, weight)
     poison(one.y)
@@ -144,7 +152,7 @@ def errors(gemm: Gemm, config: LinearConfig, weight: Tensor, rows: int, invarian
     return found
 
 
-def different_rows(gemm: Gemm, config: LinearConfig, weight: Tensor) -> int:
+def different_rows(gemm: Gemm, config: Config, weight: Tensor) -> int:
     """Rows among 64 whose bits are others alone, in the middle, or among fewer."""
     whole = operands(gemm, 64, weight, seed=1)
     whole.launch(gemm, config)
@@ -157,7 +165,7 @@ def different_rows(gemm: Gemm, config: LinearConfig, weight: Tensor) -> int:
     return wrong
 
 
-def calls(gemm: Gemm, config: LinearConfig, many: Sequence[Tensor], rows: int) -> list[Call]:
+def calls(gemm: Gemm, config: Config, many: Sequence[Tensor], rows: int) -> list[Call]:
     """One call per weight."""
     each = operands(gemm, rows, many[0])
     return [
@@ -166,49 +174,72 @@ def calls(gemm: Gemm, config: LinearConfig, many: Sequence[Tensor], rows: int) -
     ]
 
 
-def chosen(gemm: Gemm) -> LinearConfig:
+def chosen(gemm: Gemm) -> Config:
     """The table's configuration."""
-    return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16)
+    return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16, gemm.norm)
 
 
-SINGLE = (
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=256),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048),
-    LinearConfig(bf=16, bk=512, kw=8, split=1, warps=8, stages=4, ahead=512),
-    LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4),
-    LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
-    LinearConfig(bf=32, bk=256, kw=4, split=2, warps=4, stages=4),
-    LinearConfig(bf=64, bk=128, kw=4, split=1, warps=4, stages=5, ahead=256),
-    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
-    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, ahead=512),
-    LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5),
+NORMED = (
+    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3, ahead=2048),
+    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=5, ahead=2048),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=5),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3, ahead=2048),
     LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4),
+    LinearConfig(bf=64, bk=256, kw=1, split=1, warps=8, stages=4),
+    LinearConfig(bf=64, bk=256, kw=1, split=1, warps=8, stages=4, ahead=512),
 )
 GATED = (
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
-    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=5),
-    LinearConfig(bf=32, bk=128, kw=4, split=1, warps=4, stages=5),
-    LinearConfig(bf=32, bk=128, kw=1, split=1, warps=4, stages=5),
-    LinearConfig(bf=32, bk=128, kw=1, split=1, warps=4, stages=5, ahead=512),
-    LinearConfig(bf=32, bk=256, kw=1, split=1, warps=4, stages=4),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3, ahead=2048),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3),
+    ResidentConfig(bf=4, piece=256, kw=8, programs=132, stages=5, ahead=2048),
+    ResidentConfig(bf=4, piece=256, kw=8, programs=132, stages=5),
     LinearConfig(bf=64, bk=64, kw=1, split=1, warps=4, stages=6),
+    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4),
+    LinearConfig(bf=32, bk=256, kw=1, split=1, warps=8, stages=4),
+)
+PLAIN = (
+    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3, ahead=2048),
+    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=5, ahead=2048),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, ahead=256),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048),
+    LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5),
+    LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=8, ahead=512),
+    LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=4),
+    LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=4, ahead=1024),
+    LinearConfig(bf=64, bk=256, kw=1, split=8, warps=4, stages=3),
+    LinearConfig(bf=32, bk=256, kw=8, split=2, warps=8, stages=6),
 )
 SMALL = (
-    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=6),
-    LinearConfig(bf=16, bk=64, kw=4, split=1, warps=4, stages=10),
-    LinearConfig(bf=16, bk=256, kw=8, split=1, warps=8, stages=4),
-    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=6, ahead=512),
-    LinearConfig(bf=16, bk=128, kw=4, split=2, warps=4, stages=6),
-    LinearConfig(bf=16, bk=64, kw=2, split=1, warps=2, stages=10),
+    ResidentConfig(bf=16, piece=256, kw=8, programs=264, stages=2, ahead=512),
+    ResidentConfig(bf=16, piece=256, kw=8, programs=264, stages=2),
+    ResidentConfig(bf=16, piece=256, kw=4, programs=264, stages=2, ahead=512),
+    ResidentConfig(bf=8, piece=256, kw=8, programs=264, stages=2, ahead=512),
+    ResidentConfig(bf=8, piece=256, kw=4, programs=264, stages=2, ahead=512),
+    ResidentConfig(bf=8, piece=512, kw=4, programs=264, stages=2, ahead=512),
     LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=512),
-    LinearConfig(bf=32, bk=64, kw=4, split=1, warps=4, stages=10),
+)
+NARROW_HEAD = (
+    ResidentConfig(bf=16, piece=128, kw=8, programs=132, stages=4),
+    ResidentConfig(bf=16, piece=128, kw=8, programs=264, stages=3),
+    ResidentConfig(bf=32, piece=128, kw=8, programs=132, stages=3),
+    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
+    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=5),
 )
 
 
-def candidates(gemm: Gemm) -> tuple[LinearConfig, ...]:
+def candidates(gemm: Gemm) -> tuple[Config, ...]:
     """Configurations worth trying: more features than programs need large tiles; narrow layers need many programs."""
     if gemm.bytes < 8e6:
-        return SMALL
-    return GATED if gemm.gated else SINGLE
+        # A norm needs all columns of a row in one program.
+        return tuple(
+            config
+            for config in SMALL
+            if not gemm.norm or isinstance(config, LinearConfig) or config.parts(gemm.hidden) == 1
+        )
+    if gemm.hidden < 1024:
+        return NARROW_HEAD
+    if gemm.gated:
+        return GATED
+    return NORMED if gemm.norm else PLAIN

@@ -1,4 +1,4 @@
-"""`fused_linear` for few rows by one kernel that streams the weight; for many rows by torch.
+"""`fused_linear` for few rows by kernels that stream the weight; for many rows by torch.
 
 Roundings: what the op's reference rounds on the way (the normalised x times the norm's weight, gate and up, the product
 before the residual) stays in float32 here; the result is rounded once. The norm's weight meets x before the product and
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specc.backends.triton.kernels.linear import linear
+from specc.backends.triton.kernels.linear_resident import linear_resident
 from specc.backends.triton.launch.core import interpreted, power_of_two
 
 Tensor = torch.Tensor
@@ -23,12 +24,17 @@ MOST_ROWS = 64
 """Rows up to which the kernel is used; above, the products are bound by arithmetic and cuBLAS is faster."""
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
+RESIDENT_ROWS = 16
+"""Rows of x that a program holds; more rows are further programs, which find the weight in the L2 cache."""
+COUNTERS = 1 << 16
+"""Tiles times blocks of rows that can wait for programs to arrive: 4096 rows of a layer with 64 features per tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """`bf` features per program (as many gate and up rows each), `bk` columns per step cut into `kw` pieces (one per
-    warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else."""
+    """Any number of columns: `bf` features per program (as many gate and up rows each), `bk` columns per step cut into
+    `kw` pieces (one per warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else.
+    """
 
     bf: int
     bk: int
@@ -39,45 +45,65 @@ class LinearConfig:
     ahead: int = 0
 
 
-NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6)
-WIDE = LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4)
-PAIRS = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4)
+@dataclass(frozen=True, slots=True)
+class ResidentConfig:
+    """Rows of x held in registers: tiles of `bf` features, `kw` warps with at most `piece` columns each, `programs` at
+    once on the device, `ahead` columns of the first tile asked for before anything else."""
+
+    bf: int
+    piece: int
+    kw: int
+    programs: int
+    stages: int
+    ahead: int = 0
+
+    def parts(self, hidden: int) -> int:
+        """Into how many parts the columns are cut."""
+        return -(-hidden // (self.piece * self.kw))
+
+
+Config = LinearConfig | ResidentConfig
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
-LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
-    (2048, 2048, False): NARROW,
-    (5632, 2048, False): NARROW,
-    (2048, 8208, False): WIDE,
-    (2048, 5632, True): PAIRS,
+STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4)
+RESIDENT = ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3, ahead=2048)
+RESIDENT_PAIRS = ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3, ahead=2048)
+LINEAR: Mapping[tuple[int, int, bool], Config] = {
+    (2048, 2048, False): RESIDENT,
+    (5632, 2048, False): RESIDENT,
+    (2048, 8208, False): RESIDENT,
+    (2048, 5632, True): RESIDENT_PAIRS,
 }
 """By (H, F, gated): never by the number of rows, on which a row's bits may not depend."""
 
 
-def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
+def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype, normed: bool = False) -> Config:
     """The configuration of a geometry; that of the nearest (by the ratio of sizes) where it is not in the table."""
     if dtype == torch.float32:
         return FLOAT32
-    if (hidden, features, gated) in LINEAR:
-        return LINEAR[hidden, features, gated]
+    found = LINEAR.get((hidden, features, gated))
+    if found is None:
 
-    def distance(known: tuple[int, int, bool]) -> float:
-        ratios = (max(a / b, b / a) for a, b in zip(known[:2], (hidden, features), strict=True))
-        return sum(ratios) + 1000 * (known[2] != gated)
+        def distance(known: tuple[int, int, bool]) -> float:
+            ratios = (max(a / b, b / a) for a, b in zip(known[:2], (hidden, features), strict=True))
+            return sum(ratios) + 1000 * (known[2] != gated)
 
-    return LINEAR[min(LINEAR, key=distance)]
+        found = LINEAR[min(LINEAR, key=distance)]
+    if normed and isinstance(found, ResidentConfig) and found.parts(hidden) > 1:
+        return STREAMED  # a norm needs all columns of a row
+    return found
 
 
 _ARRIVED: dict[torch.device, Tensor] = {}
 
 
-def arrived(device: torch.device, tiles: int) -> Tensor:
-    """Counters of the programs that have arrived at each tile: zero before and after every launch, one set per device.
+def arrived(device: torch.device) -> Tensor:
+    """Counters of the programs that have arrived: zero before and after every launch, one set per device.
 
     Launches of one device must not run beside each other (they are on one stream).
     """
-    have = _ARRIVED.get(device)
-    if have is None or have.numel() < tiles:
-        have = _ARRIVED[device] = torch.zeros(max(tiles, 4096), dtype=torch.int32, device=device)
-    return have
+    if device not in _ARRIVED:
+        _ARRIVED[device] = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+    return _ARRIVED[device]
 
 
 def launch_linear(
@@ -89,52 +115,109 @@ def launch_linear(
     gated: bool,
     residual: Tensor | None,
     y: Tensor,
-    config: LinearConfig,
+    config: Config,
     dependent: bool = True,
 ) -> None:
-    """The kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F].
+    """A kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F].
 
     `dependent`: it may start while the kernel in front of it still runs (never in the interpreter).
     """
-    rows, hidden = x.shape
-    features = y.shape[1]
-    bm = min(64, power_of_two(rows, 16))
-    owned = config.bf * (2 if gated else 1)
-    stage = (owned + bm) * config.bk * x.element_size()
-    blocks, tiles = -(-rows // bm), -(-features // config.bf)
-    area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
     beside = dependent and not interpreted()
     options: dict[str, Any] = {"launch_pdl": True} if beside else {}
-    linear[(blocks, tiles, config.split)](
+    flags = {
+        "BIAS": bias is not None,
+        "NORM": norm_weight is not None,
+        "GATED": gated,
+        "RESIDUAL": residual is not None,
+        "DEPENDENT": beside,
+        "AHEAD": 0 if interpreted() or x.shape[1] % 8 else config.ahead,
+    }
+    operands = (
         x,
         weight,
         weight if bias is None else bias,
         weight if norm_weight is None else norm_weight,
         x if residual is None else residual,
         y,
+    )
+    strides = (x.stride(0), 0 if residual is None else residual.stride(0), eps)
+    if isinstance(config, ResidentConfig):
+        launch_resident(operands, strides, config, gated, flags | options)
+    else:
+        launch_streamed(operands, strides, config, gated, flags | options)
+
+
+def launch_streamed(
+    operands: tuple[Tensor, ...],
+    strides: tuple[int, int, float],
+    config: LinearConfig,
+    gated: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Both x and the weight come in steps over the columns."""
+    x, y = operands[0], operands[-1]
+    rows, hidden, features = *x.shape, y.shape[1]
+    bm = min(64, power_of_two(rows, 16))
+    owned = config.bf * (2 if gated else 1)
+    stage = (owned + bm) * config.bk * x.element_size()
+    blocks, tiles = -(-rows // bm), -(-features // config.bf)
+    area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
+    linear[(blocks, tiles, config.split)](
+        *operands,
         torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
-        arrived(x.device, blocks * tiles) if area else y,
+        arrived(x.device) if area else y,
         rows,
         features,
         hidden,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        eps,
+        *strides,
         BF=config.bf,
         BM=bm,
         BK=config.bk,
         KW=config.kw,
         SPLIT=config.split,
-        AHEAD=0 if interpreted() or hidden % 8 else config.ahead,
         THREADS=32 * config.warps,
-        BIAS=bias is not None,
-        NORM=norm_weight is not None,
-        GATED=gated,
-        RESIDUAL=residual is not None,
         EVEN=hidden % config.bk == 0,
-        DEPENDENT=beside,
         num_warps=config.warps,
         num_stages=max(1, min(config.stages, SHARED // stage)),
+        **options,
+    )
+
+
+def launch_resident(
+    operands: tuple[Tensor, ...],
+    strides: tuple[int, int, float],
+    config: ResidentConfig,
+    gated: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """x stays in registers; only the weight comes in tiles."""
+    x, y = operands[0], operands[-1]
+    rows, hidden, features = *x.shape, y.shape[1]
+    bm = RESIDENT_ROWS
+    split = config.parts(hidden)
+    piece = power_of_two(-(-hidden // (split * config.kw)), 16)
+    owned = config.bf * (2 if gated else 1)
+    blocks, tiles = -(-rows // bm), -(-features // config.bf)
+    area = blocks * tiles * split * owned * bm if split > 1 else 0
+    workers = max(1, min(tiles, config.programs // (split * blocks)))
+    linear_resident[(blocks, workers, split)](
+        *operands,
+        torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
+        arrived(x.device) if area else y,
+        rows,
+        features,
+        hidden,
+        *strides,
+        tiles,
+        BF=config.bf,
+        BM=bm,
+        PIECE=piece,
+        KW=config.kw,
+        SPLIT=split,
+        STAGES=config.stages,
+        THREADS=32 * config.kw,
+        EVEN=hidden == split * config.kw * piece,
+        num_warps=config.kw,
         **options,
     )
 
@@ -184,6 +267,6 @@ def fused_linear(
     y = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
     if rows:
         beside = None if residual is None else flat_rows(residual)
-        config = linear_config(hidden, features, gated, x.dtype)
+        config = linear_config(hidden, features, gated, x.dtype, norm_weight is not None)
         launch_linear(flat_rows(x), weight, bias, norm_weight, eps, gated, beside, y.view(-1, features), config)
     return y

@@ -1,0 +1,40 @@
+"""Compiles the linear layers' configurations of the table and prints what their programs need as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from specc.backends.triton.ops.linear import FLOAT32, LINEAR, Config, launch_linear
+from tests.backends.triton.compiling import Resources
+from tests.backends.triton.recorded import launched
+
+
+def cases() -> Iterator[tuple[str, Resources]]:
+    """One per distinct configuration and tile of rows, with everything fused that the layer can take in."""
+    made: set[tuple[object, ...]] = set()
+    table = [*LINEAR.items(), ((2048, 2048, False), FLOAT32)]
+    for (hidden, features, gated), config in table:
+        for rows in (1, 32, 64):
+            key = (config, gated, hidden, rows)
+            if key not in made:
+                made.add(key)
+                dtype = torch.float32 if config is FLOAT32 else torch.bfloat16
+                ((_, used),) = launched(partial(launch, hidden, features, gated, config, rows, dtype))
+                yield f"{hidden} {features} {rows} {config}", used
+
+
+def launch(hidden: int, features: int, gated: bool, config: Config, rows: int, dtype: torch.dtype) -> None:
+    """A call on tensors that hold nothing."""
+    x, norm = torch.empty(rows, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
+    weight = torch.empty(features * (1 + gated), hidden, dtype=dtype)
+    y = torch.empty(rows, features, dtype=dtype)
+    launch_linear(x, weight, None, norm, 1e-6, gated, y, torch.empty_like(y), config)
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: asdict(used) for name, used in cases()}))
