@@ -13,6 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specc.backends.triton.launch.core import Launch
 
@@ -50,6 +51,8 @@ def source_of(launch: Launch) -> ASTSource:
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = TYPES[value.dtype]
             aligned[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{value.block_shape}>"
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         elif value == 1 and not parameter.do_not_specialize:

@@ -1,0 +1,46 @@
+"""Compiles the attention kernels of one head dim and prints what their programs need as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from specc.backends.triton.ops import attention
+from specc.backends.triton.ops.attention_paged import tree_attention_paged
+from tests.backends.triton.recorded import launched
+
+HEADS = {64: (9, 3), 128: (32, 8), 256: (16, 2)}
+"""Heads of queries and of keys by head dim: SmolLM2, Qwen3-8B, Qwen3-Next."""
+
+
+def calls(dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(name, call): trees of 16 and 64 nodes, alone and many sequences (one part), over pages, one token, a prompt."""
+    heads, shared = HEADS[dim]
+    for nodes, batch in ((1, 1), (16, 1), (64, 1), (16, 64), (64, 64)):
+        q = torch.empty(batch, nodes, heads, dim, dtype=torch.bfloat16)
+        cache = torch.empty(batch, 512, shared, dim, dtype=torch.bfloat16)
+        length, mask = torch.empty(batch, dtype=torch.int64), torch.empty(batch, nodes, nodes, dtype=torch.bool)
+        positions = torch.empty(batch, nodes, dtype=torch.int64)
+        both = (q, cache, cache, length)
+        name = f"{nodes} nodes, {batch} sequences"
+        yield f"tree, {name}", partial(attention.tree_attention_cached, *both, mask, positions, 0.1, 0)
+        yield f"chain, {name}", partial(attention.causal_attention_cached, *both, positions, 0, 0.1, 0)
+        if batch == 1:
+            new = cache[:, :nodes]
+            yield f"fresh tree, {name}", partial(attention.tree_attention, *both, new, new, mask, positions, 0.1, 0)
+            yield f"window, {name}", partial(attention.tree_attention_cached, *both, mask, positions, 0.1, 100)
+            pool, table = cache.view(8, 64, shared, dim), torch.empty(1, 8, dtype=torch.int32)
+            yield f"pages, {name}", partial(tree_attention_paged, q, pool, pool, table, length, mask, positions, 0.1, 0)
+
+
+if __name__ == "__main__":
+    found = {
+        f"{kernel}: {name}": asdict(used) for name, call in calls(int(sys.argv[1])) for kernel, used in launched(call)
+    }
+    print(json.dumps(found))
