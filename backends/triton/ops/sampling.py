@@ -7,8 +7,7 @@ import torch
 from specc.backends.triton.kernels.sampling import law_rows, uniform_rows, uniforms
 from specc.backends.triton.kernels.sampling_tree import reject_nodes, sample_rows
 from specc.backends.triton.launch.core import as_bytes, power_of_two
-from specc.backends.triton.ops.linear import arrived
-from specc.backends.triton.ops.vocab import flat_last
+from specc.backends.triton.ops.vocab import arrivals, flat_last
 
 Tensor = torch.Tensor
 
@@ -139,7 +138,7 @@ def reject_tree(
         empty(torch.float32, batch, nodes, nodes, 2),
         chosen,
         picked,
-        arrived(device, batch),
+        arrivals(device, batch),
         path,
         count,
         current,

@@ -6,7 +6,6 @@ import torch
 
 from specc.backends.triton.kernels.vocab import row_argmax, row_topk
 from specc.backends.triton.launch.core import power_of_two
-from specc.backends.triton.ops.linear import arrived
 
 Tensor = torch.Tensor
 
@@ -15,6 +14,21 @@ ARGMAX_SPAN = 4096
 TOPK_SPAN = 2048
 MOST_PARTS = 32
 """Parts that a row is cut into, at most: a longer row has longer parts."""
+
+
+_ARRIVALS: dict[torch.device, list[Tensor]] = {}
+
+
+def arrivals(device: torch.device, rows: int) -> Tensor:
+    """Counters of the programs that have finished a row: zero before and after each launch.
+
+    Launches of one device come one after the other (they are on one stream). Counters are kept for good, since captured
+    graphs hold on to them.
+    """
+    made = _ARRIVALS.setdefault(device, [])
+    if not made or made[-1].numel() < rows:
+        made.append(torch.zeros(max(rows, 4096), dtype=torch.int32, device=device))
+    return made[-1]
 
 
 def part_size(size: int, least: int) -> int:
@@ -40,7 +54,7 @@ def vocabulary_argmax(x: Tensor) -> Tensor:
         rows,
         out,
         partial,
-        arrived(x.device, count) if parts > 1 else out,
+        arrivals(x.device, count) if parts > 1 else out,
         size,
         parts,
         rows.stride(0),
@@ -67,7 +81,7 @@ def launch_topk(scores: Tensor, k: int, law: bool) -> tuple[Tensor, Tensor]:
         indices,
         torch.empty((count, parts, k), dtype=torch.int32, device=device) if split else indices,
         torch.empty((count, 2, parts), dtype=torch.float32, device=device) if split and law else values,
-        arrived(device, count) if split else indices,
+        arrivals(device, count) if split else indices,
         size,
         parts,
         rows.stride(0),

@@ -25,7 +25,7 @@ def test_places_of_scores(values: list[float], batch: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 40), nodes=st.integers(1, 20), batch=st.integers(1, 3))
 def test_packed_trees(seed: int, count: int, nodes: int, batch: int) -> None:
-    """Ancestor-closed choices of fewer than `nodes` candidates; parents of the root's children are any number outside."""
+    """Ancestor-closed choices of fewer than `nodes` candidates; a root's child has any number outside."""
     made = torch.Generator().manual_seed(seed)
     parent = torch.zeros(batch, count, dtype=torch.int64)
     chosen = torch.zeros(batch, count, dtype=torch.bool)
