@@ -77,6 +77,19 @@ def delta_rule_commit_(
         launch_steps(state, state, k, u, g, path, count)
 
 
+def delta_rule_commit_layers_(
+    state: torch.Tensor,
+    k: torch.Tensor,
+    u: torch.Tensor,
+    g: torch.Tensor,
+    path: torch.Tensor,
+    count: torch.Tensor,
+    form: str,
+) -> None:
+    """`delta_rule_commit_` for every layer of state [L,B,HV,V,K] and factors [L,B,N,…], in the same launch."""
+    delta_rule_commit_(state, k, u, g, path, count, form)
+
+
 def delta_rule_commit(
     state: torch.Tensor,
     k: torch.Tensor,

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from specc.backends.printing.dialect import Call, Variant
-from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, linear, sampling, vocab
+from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, draft, linear, sampling, vocab
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -30,6 +30,7 @@ FUNCTIONS: tuple[Function, ...] = (
     cache.commit_path,
     cache.commit_path_,
     cache.commit_path_layers_,
+    cache.conv_commit_layers_,
     conv.conv_commit,
     conv.short_conv,
     conv.tree_conv,
@@ -39,12 +40,19 @@ FUNCTIONS: tuple[Function, ...] = (
     delta.delta_rule_chunk_,
     delta.delta_rule_commit,
     delta.delta_rule_commit_,
+    delta.delta_rule_commit_layers_,
+    draft.int_table,
+    draft.pack_tree,
+    draft.score_rank,
     linear.fused_linear,
     sampling.counter_uniform,
     sampling.counter_uniform_rows,
+    sampling.reject_tree,
     sampling.sample_index,
     sampling.sampling_probs,
     vocab.stable_topk,
+    vocab.topk_log_probs,
+    vocab.vocabulary_argmax,
 )
 KERNELS: Mapping[str, Function] = {function.__name__: function for function in FUNCTIONS}
 NAMES: frozenset[str] = frozenset(KERNELS) | delta_variants.NAMES

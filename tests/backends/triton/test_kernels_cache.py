@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.backends.triton.ops import cache as triton_ops
+from specc.backends.triton.ops.delta import delta_rule_commit_layers_
 from specc.ir import ops
 from specc.ir.op import info
 
@@ -122,3 +123,19 @@ def test_windows_of_every_layer_follow_the_path(case: dict[str, Any], taps: int)
     reference("conv_commit_layers_")(expected, rows, case["path"], case["count"])
     triton_ops.conv_commit_layers_(windows, rows, case["path"], case["count"])
     assert all(torch.equal(a, b) for a, b in zip(windows, expected, strict=True))
+
+
+@pytest.mark.parametrize("form", ["steps", "rank_n"])
+def test_states_of_every_layer_take_their_factors(form: str) -> None:
+    made = torch.Generator().manual_seed(0)
+    state, k, u = (
+        torch.randn(*shape, generator=made) for shape in ((3, 2, 2, 16, 16), (3, 2, 4, 1, 16), (3, 2, 4, 2, 16))
+    )
+    g = -torch.rand(3, 2, 4, 2, generator=made)
+    path, count = torch.tensor([[0, 1, 3], [0, 2, 0]]), torch.tensor([3, 0])
+    expected = state.clone()
+    reference("delta_rule_commit_layers_")(expected, k, u, g, path, count, form)
+    before = state.clone()
+    delta_rule_commit_layers_(state, k, u, g, path, count, form)
+    torch.testing.assert_close(state, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(state[:, 1], before[:, 1])
