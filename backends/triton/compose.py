@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from specc.backends.triton.regions.saved import saved_reads
 from specc.ir.build import output_values
 from specc.ir.clone import clone, graph_module
 from specc.ir.edit import finish
@@ -90,15 +91,17 @@ class _Composition:
         old = set(self.places.values())
         for port, value in ready.items():
             if value in old:
-                # Another slot's old value: it may be overwritten first.
-                ready[port] = self._call(aten.clone.default, value)
+                # A slot's old value: it may be overwritten first.
+                with self.graph.inserting_after(value):
+                    ready[port] = self._call(aten.clone.default, value)
         for port, value in ready.items():
             if port not in self.places:
                 place = self.graph.placeholder(f"slot_{port.name}")
                 place.meta |= {"val": value.meta["val"], "keys": (), "passes": (), "port": port}
                 self.places[port] = place
             place = self.places[port]
-            last = max((node for node in (value, *place.users) if node in order), key=lambda node: order[node])
+            known = [node for node in (value, *place.users) if node in order]
+            last = max(known, key=lambda node: order[node], default=value)
             with self.graph.inserting_after(last):
                 self._call(aten.copy_.default, place, value)
 
@@ -152,4 +155,4 @@ def composed(graphs: Mapping[str, GraphModule], parts: Sequence[str], shown: tup
     dead = [node for node in module.graph.nodes if node.op == "placeholder" and not node.users]
     for node in dead:
         module.graph.erase_node(node)
-    return finish(module)
+    return saved_reads(finish(module))

@@ -18,6 +18,12 @@ def round_bfloat16(x):
 
 
 @triton.jit
+def lanes(x, place):
+    """x read as one line, at the places given. (A gather in one dim: those in more fail to compile in some layouts.)"""
+    return tl.reshape(tl.gather(tl.ravel(x), tl.ravel(place), 0), place.shape)
+
+
+@triton.jit
 def floor_div(a, b):
     """The integer quotient rounded down (as torch rounds; Triton's own rounds to zero on the device)."""
     quotient = a // b

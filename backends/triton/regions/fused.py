@@ -37,7 +37,12 @@ def rms_norm(w: Writer, node: Node) -> Block:
     axes = tuple(axis for axis in block.axes if axis != dim)
     square = Block(f"({block.text} * {block.text})", torch.float32, block.shape, block.axes, block.lead)
     sums = w.let(
-        f"{name}_sum", f"tl.sum({masked(w, square, dim, '0.0')}, {place})", torch.float32, block.shape[:-1], axes, block.lead
+        f"{name}_sum",
+        f"tl.sum({masked(w, square, dim, '0.0')}, {place})",
+        torch.float32,
+        block.shape[:-1],
+        axes,
+        block.lead,
     )
     mean = f"tl.div_rn({sums.text}, tl.full([], {float(size)}, tl.float32)) + {eps!r}"
     scale = w.let(f"{name}_scale", f"tl.rsqrt({mean})", torch.float32, sums.shape, axes, block.lead)
@@ -102,7 +107,8 @@ def rope_tables(w: Writer, node: Node) -> tuple[Value, ...]:
         at.lead,
     )
     return tuple(
-        w.let(name, w.rounded(f"tl.{name}({angle.text})", dtype), dtype, shape, axes, at.lead) for name in ("cos", "sin")
+        w.let(name, w.rounded(f"tl.{name}({angle.text})", dtype), dtype, shape, axes, at.lead)
+        for name in ("cos", "sin")
     )
 
 
@@ -209,7 +215,8 @@ def _best(w: Writer, block: Block, k: int) -> tuple[Value, ...]:
     places = w.let(
         "places", f"{w.helper(region_math.best_places)}({line.text}, {sizes})", torch.int32, (rows, k), (0, 1), 1
     )
-    best = w.let("best", f"tl.gather({line.text}, {places.text} & {size - 1}, 1)", keys.dtype, (rows, k), (0, 1), 1)
+    taken = w.moved(line, 1, f"({places.text} & {size - 1})", (rows, k_size))
+    best = w.let("best", taken, keys.dtype, (rows, k), (0, 1), 1)
     shape = (*block.shape[:-1], k)
     axes = tuple(axis for axis in block.axes if axis != dim or k > 1)
     lanes = [padded(shape[axis]) for axis in axes]

@@ -65,9 +65,7 @@ def _loaded(
     return w.load_at(value, shape, axes, lead, texts, w.masks(shape, axes))
 
 
-def _gathered(
-    w: Writer, node: Node, value: Block, dim: int, index: Block, shape: Shape, lead: int
-) -> Block:
+def _gathered(w: Writer, node: Node, value: Block, dim: int, index: Block, shape: Shape, lead: int) -> Block:
     """torch.gather of a block: the index lies in a block of the result's shape."""
     if dim not in value.axes:
         return value.reshaped(shape, value.axes, lead)
@@ -82,9 +80,7 @@ def _gathered(
         raise Unsupported("an index that reads a part of the other dims")
     lanes = padded(value.shape[dim])
     wide = w.spread_text(f"({w.typed(index)} & {lanes - 1}).to(tl.int32)", index.axes, axes)
-    source = f"{value.text}.to(tl.int8)" if value.dtype == torch.bool else value.text
-    text = f"tl.gather({source}, tl.broadcast_to({wide}, {block}), {axes.index(dim)})"
-    text += " != 0" if value.dtype == torch.bool else ""
+    text = w.moved(value, axes.index(dim), wide, tuple(block))
     return w.let(wanted_name(node), text, value.dtype, shape, axes, lead)
 
 
@@ -218,23 +214,24 @@ def pad(w: Writer, node: Node) -> Value:
     return value
 
 
-def slice_scatter(w: Writer, node: Node) -> Block:
-    """`slice_scatter` with fixed bounds."""
+def slice_scatter(w: Writer, node: Node) -> Parts:
+    """`slice_scatter` with fixed bounds: what stands before the part, the part, what stands behind it."""
     given = named_arguments(node)
     dim = rest_dims(w, node, given.get("dim", 0))[0]
     start, end = given.get("start"), given.get("end")
     if not isinstance(start, int) or not isinstance(end, int) or given.get("step", 1) != 1 or start < 0:
         raise Unsupported("a part whose place is not known")
-    base, source = w.block(given["self"]), given["src"]
+    base, source = w.value(given["self"]), w.value(given["src"])
     shape, lead = _rows(w, node)
-    if w.kind.lead(source.meta["val"].shape) != lead:
-        raise Unsupported("a part without rows")
-    moved = w.block(w.window(w.value(source), dim, -start, shape[dim]))
-    axes = tuple(sorted({dim} | set(base.axes) | set(moved.axes)))
-    at = w.index(shape, axes, dim)
-    texts = [w.spread_text(w.typed(item), item.axes, axes) for item in (moved, base)]
-    text = f"tl.where(({at} >= {start}) & ({at} < {end}), {texts[0]}, {texts[1]})"
-    return w.let(wanted_name(node), text, base.dtype, shape, axes, lead)
+    end = min(end, shape[dim])
+    if source.lead != lead or base.lead != lead or source.dtype != base.dtype or end <= start:
+        raise Unsupported("a part of other rows")
+    pieces: list[Value] = [source]
+    if start:
+        pieces.insert(0, w.window(base, dim, 0, start))
+    if end < shape[dim]:
+        pieces.append(w.window(base, dim, end, shape[dim] - end))
+    return Parts(tuple(pieces), dim, shape, base.dtype, lead)
 
 
 def roll(w: Writer, node: Node) -> Block:
@@ -253,7 +250,9 @@ def roll(w: Writer, node: Node) -> Block:
     size = shape[dim]
     # A shift is below the size in magnitude: one wrap is enough.
     moved = f"({place} - {text} + {size}) % {size}"
-    indices: list[str | None] = [f"({moved})" if item == dim else w.index(shape, axes, item) for item in range(len(shape))]
+    indices: list[str | None] = [
+        f"({moved})" if item == dim else w.index(shape, axes, item) for item in range(len(shape))
+    ]
     return w.load_at(value, shape, axes, lead, indices, w.masks(shape, axes))
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.fx import GraphModule, Node
 
+from specc.backends.triton.regions.create import CREATE
 from specc.backends.triton.regions.effects import orders, touched
-from specc.backends.triton.regions.region import LIMIT, Blocked, Emitted, Region, emit, is_free
+from specc.backends.triton.regions.region import LIMIT, Blocked, Emitted, Region, created_from, emit, is_free
 from specc.backends.triton.regions.table import LAUNCHES, WORK
 from specc.backends.triton.regions.writer import Kind
 from specc.ir.dims import BATCH
 from specc.ir.effects import flat_nodes
 
 POLICIES = ("token", "batch")
-MOST_OPERANDS = 48
-import os; DEBUG=os.environ.get('RDEBUG')
+MOST_OPERANDS = 96
 
 
 @dataclass(slots=True)
@@ -39,12 +39,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One graph divided: its regions with their source, and everything (free nodes too) in an order to print."""
+    """One graph divided: its regions with their source, and everything (free nodes too) in an order to print.
+
+    `launches` is what it is chosen by; `reasons` says why a node is in no region of a kind.
+    """
 
     regions: tuple[Region, ...]
     emitted: dict[Region, Emitted]
     order: tuple[Node | Region, ...]
     launches: int
+    reasons: Mapping[tuple[Node, str], str]
 
 
 def is_attached(node: Node) -> bool:
@@ -53,11 +57,15 @@ def is_attached(node: Node) -> bool:
     return isinstance(source, Node) and not is_free(source)
 
 
-def anchors(values: object) -> Iterator[Node]:
-    """What values depend on, free nodes followed: inputs, nodes that are work, and their single results."""
+def anchors(values: object, *, printed: bool = False) -> Iterator[Node]:
+    """What values depend on, free nodes followed: inputs, nodes that are work, and their single results.
+
+    `printed`: free nodes are statements, which read the tensors that they take their sizes from.
+    """
     for node in flat_nodes(values):
         if node.op == "call_function" and is_free(node) and not is_attached(node):
-            yield from anchors((node.args, node.kwargs))
+            sized = printed or node.target not in CREATE
+            yield from anchors((node.args, node.kwargs) if sized else created_from(node), printed=printed)
         elif node.op != "get_attr":
             yield node
 
@@ -98,13 +106,9 @@ def _items(node: Node) -> list[Node]:
 class Partition:
     """One attempt to divide a graph."""
 
-    def __init__(self, module: GraphModule, policy: str, blocked: set[tuple[Node, str]], limit: int) -> None:
+    def __init__(self, module: GraphModule, policy: str, blocked: dict[tuple[Node, str], str], limit: int) -> None:
         self.module, self.policy, self.blocked, self.limit = module, policy, blocked, limit
-        self.nodes = [
-            node
-            for node in module.graph.nodes
-            if node.op == "call_function" and not is_free(node)
-        ]
+        self.nodes = [node for node in module.graph.nodes if node.op == "call_function" and not is_free(node)]
         self.orders = orders(self.nodes)
         self.groups: list[Group] = []
         self.group_of: dict[Node, Group] = {}
@@ -119,12 +123,13 @@ class Partition:
                 group = Group(len(self.groups), kinds[0] if kinds else None)
                 self.groups.append(group)
             group.nodes.append(node)
-            group.before |= {self.group_of[item].number for item in self.behind(node)} - {group.number}
+            needed = self.behind(node, printed=group.kind is None)
+            group.before |= {self.group_of[item].number for item in needed} - {group.number}
             self.group_of[node] = group
 
-    def behind(self, node: Node) -> set[Node]:
+    def behind(self, node: Node, *, printed: bool = False) -> set[Node]:
         """The nodes that must run before this one."""
-        needed = {owner(item) for item in anchors((node.args, node.kwargs))}
+        needed = {owner(item) for item in anchors((node.args, node.kwargs), printed=printed)}
         return {item for item in needed | self.orders[node] if item in self.group_of}
 
     def possible(self, node: Node) -> list[Kind]:
@@ -148,8 +153,7 @@ class Partition:
         try:
             emit(Region(kind, (node,), tuple(results(node))), self.limit)
         except Blocked as reason:
-            self.blocked.add((node, kind.name))
-            if DEBUG: print('  blocked', node.name, kind, reason)
+            self.blocked[node, kind.name] = str(reason)
             return False
         return True
 
@@ -202,8 +206,7 @@ class Partition:
             if group.kind is None:
                 continue
             if sum(LAUNCHES.get(node.target, 1) for node in group.nodes) < 2:
-                self.blocked.update((node, kind) for node in group.nodes for kind in POLICIES)
-                group.kind = None
+                self.blocked |= {(node, kind): "it would be alone" for node in group.nodes for kind in POLICIES}
                 continue
             outputs = [item for node in group.nodes for item in results(node) if group.number in read.get(item, ())]
             made.append(Region(group.kind, tuple(group.nodes), tuple(outputs)))
@@ -213,7 +216,7 @@ class Partition:
         """Anchor -> numbers of groups that own it where another group or the graph's output reads it."""
         found: dict[Node, set[int]] = {}
         for node in self.module.graph.nodes:
-            if node.op not in ("call_function", "output") or node.op == "call_function" and is_free(node):
+            if node.op not in ("call_function", "output") or (node.op == "call_function" and is_free(node)):
                 continue
             reader = self.group_of.get(node)
             for item in anchors((node.args, node.kwargs)):
@@ -238,7 +241,9 @@ class Partition:
             found = {unit_of.get(item, item) for item in operands if item.op == "call_function"}
             found |= {unit_of.get(item, item) for item in self.orders.get(node, ())}
             needs.setdefault(unit, set()).update(found - {unit})
-        keys = {unit: max(place[node] for node in unit.nodes) if isinstance(unit, Region) else place[unit] for unit in needs}
+        keys = {
+            unit: max(place[node] for node in unit.nodes) if isinstance(unit, Region) else place[unit] for unit in needs
+        }
         return tuple(_sorted(needs, keys))
 
     @staticmethod
@@ -249,9 +254,7 @@ class Partition:
         return {item for item in flat_nodes((node.args, node.kwargs)) if item.op != "get_attr"}
 
 
-def _sorted(
-    needs: dict[Node | Region, set[Node | Region]], keys: dict[Node | Region, int]
-) -> Iterator[Node | Region]:
+def _sorted(needs: dict[Node | Region, set[Node | Region]], keys: dict[Node | Region, int]) -> Iterator[Node | Region]:
     """Topological order, the least key first."""
     waiting = {unit: len(found) for unit, found in needs.items()}
     users: dict[Node | Region, list[Node | Region]] = {}
@@ -260,35 +263,40 @@ def _sorted(
             users.setdefault(item, []).append(unit)
     ready = [(keys[unit], number, unit) for number, unit in enumerate(needs) if not waiting[unit]]
     heapq.heapify(ready)
-    count = len(ready)
+    count, done = len(ready), 0
     while ready:
         _, _, unit = heapq.heappop(ready)
+        done += 1
         yield unit
         for user in users.get(unit, ()):
             waiting[user] -= 1
             if not waiting[user]:
                 count += 1
                 heapq.heappush(ready, (keys[user], len(needs) + count, user))
+    if done < len(needs):
+        raise AssertionError("regions wait for each other")
 
 
 def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
     """One graph (not its loops' bodies) divided by one policy."""
-    blocked: set[tuple[Node, str]] = set()
+    blocked: dict[tuple[Node, str], str] = {}
     while True:
         attempt = Partition(module, policy, blocked, limit)
         attempt.run()
-        regions = attempt.regions()
-        emitted: dict[Region, Emitted] = {}
         before = len(blocked)
+        regions = attempt.regions()
+        if len(blocked) > before:
+            continue
+        emitted: dict[Region, Emitted] = {}
         for region in regions:
             try:
                 emitted[region] = emit(region, limit)
             except Blocked as reason:
-                blocked.add((reason.node, region.kind.name))
+                blocked[reason.node, region.kind.name] = str(reason)
         if len(emitted) == len(regions):
             inside = {node for region in regions for node in region.nodes}
             outside = sum(LAUNCHES.get(node.target, 1) for node in attempt.nodes if node not in inside)
-            return Level(tuple(regions), emitted, attempt.ordered(regions), len(regions) + outside)
+            return Level(tuple(regions), emitted, attempt.ordered(regions), len(regions) + outside, blocked)
         assert len(blocked) > before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule, Node
@@ -54,7 +55,7 @@ def _base(region: Region) -> str:
     """A name: after the last result that its author named."""
     named = [node for node in (region.outputs or region.nodes) if not is_automatic(node)]
     node: Node = named[-1] if named else region.nodes[-1]
-    return f"fused_{wanted_name(node).lower().strip('_')}"
+    return f"fused_{re.sub(r'(_[0-9]+)+$', '', wanted_name(node).lower().strip('_'))}"
 
 
 def _origin(region: Region) -> list[str]:

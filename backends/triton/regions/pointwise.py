@@ -52,9 +52,7 @@ def _extreme(function: str) -> Form:
 def _divide(_: Writer, texts: Sequence[str], dtype: torch.dtype) -> str:
     if dtype == torch.float64:
         return f"{texts[0]} / {texts[1]}"
-    first, second = (
-        text if not _is_number(text) else f"tl.full([], {text}, tl.float32)" for text in texts
-    )
+    first, second = (text if not _is_number(text) else f"tl.full([], {text}, tl.float32)" for text in texts)
     return f"tl.div_rn({first}, {second})"
 
 
@@ -114,6 +112,18 @@ FORMS: Mapping[str, Form] = {
 # Computed in the promoted dtype of the operands; the result is bool.
 COMPARISONS: Mapping[str, str] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _LOGICAL: Mapping[str, str] = {"logical_and.default": "&", "logical_or.default": "|", "logical_xor.default": "!="}
+# Not defined for a last operand of 0, which the padding may hold.
+_PARTIAL = frozenset(
+    {
+        "div.Tensor",
+        "div.Scalar",
+        "log.default",
+        "rsqrt.default",
+        "reciprocal.default",
+        "floor_divide.default",
+        "remainder.Tensor",
+    }
+)
 # The other arguments have to be absent, or as given here.
 _FIXED: Mapping[str, Any] = {"alpha": 1, "beta": 1, "threshold": 20, "rounding_mode": None, "approximate": "none"}
 
@@ -194,6 +204,8 @@ def pointwise(w: Writer, node: Node) -> Block:
     if dtype == torch.bool and not name.startswith("bitwise"):
         raise Unsupported(f"{name} of booleans")
     operands = [operand(w, value, computed) for value in tensors]
+    if name in _PARTIAL and w.masks(operands[-1].shape, operands[-1].axes):
+        operands[-1] = w.safe(operands[-1])
     if name in ("floor_divide.default", "remainder.Scalar", "remainder.Tensor") and dtype.is_floating_point:
         raise Unsupported(f"{name} of floats")
     if name == "bitwise_not.default" and dtype == torch.bool:
@@ -203,11 +215,12 @@ def pointwise(w: Writer, node: Node) -> Block:
 
 def _promoted(values: Sequence[Any]) -> torch.dtype:
     """The dtype that torch compares tensors and numbers in."""
-    dtypes = [value.meta["val"].dtype for value in values if isinstance(value, Node)]
+    known = [value.meta["val"] if isinstance(value, Node) else value for value in values]
+    dtypes = [value.dtype for value in known if isinstance(value, torch.Tensor)]
     dtype = dtypes[0]
     for other in dtypes[1:]:
         dtype = torch.promote_types(dtype, other)
-    for value in values:
+    for value in known:
         if isinstance(value, float) and not dtype.is_floating_point:
             dtype = torch.float32
         elif isinstance(value, int) and not isinstance(value, bool) and dtype == torch.bool:
@@ -248,10 +261,8 @@ def _select(w: Writer, node: Node, condition: Block, first: Block, second: Block
     shape, axes, lead = result_layout(w, (condition, first, second), node)
     if condition.literal:
         condition = Block(w.typed(condition), torch.bool, condition.shape, condition.axes, condition.lead)
-    if first.literal and second.literal or dtype in (torch.float64, torch.bool):
-        first, second = (
-            Block(w.typed(item), dtype, item.shape, item.axes, item.lead) for item in (first, second)
-        )
+    if (first.literal and second.literal) or dtype in (torch.float64, torch.bool):
+        first, second = (Block(w.typed(item), dtype, item.shape, item.axes, item.lead) for item in (first, second))
     texts = [w.spread(item, shape, axes) for item in (condition, first, second)]
     return w.let(wanted_name(node), f"tl.where({', '.join(texts)})", dtype, shape, axes, lead)
 
@@ -285,5 +296,10 @@ def floor_quotient(w: Writer, node: Node) -> Block:
     dtype = node.meta["val"].dtype
     if dtype.is_floating_point or given.get("rounding_mode") != "floor":
         raise Unsupported("div with this rounding")
-    operands = [operand(w, given[key], dtype) for key in ("self", "other")]
+    operands = [operand(w, given["self"], dtype), w.safe(operand(w, given["other"], dtype))]
     return compute(w, node, operands, _helper(region_math.floor_div), dtype)
+
+
+def identity(w: Writer, node: Node) -> Block:
+    """`clone`, `contiguous`, `detach`: the value as it is when the kernel runs."""
+    return w.block(named_arguments(node)["self"])

@@ -61,7 +61,9 @@ def total(w: Writer, node: Node) -> Block:
     dtype = node.meta["val"].dtype
     block = cast(w, w.block(node.args[0]), working(dtype))  # type: ignore[arg-type]
     neutral = number_text(0, working(dtype))
-    made = _reduced(w, node, block, rest_dims(w, node, _dims(node)), neutral, lambda text, axis: f"tl.sum({text}, {axis})")
+    made = _reduced(
+        w, node, block, rest_dims(w, node, _dims(node)), neutral, lambda text, axis: f"tl.sum({text}, {axis})"
+    )
     return cast(w, made, dtype)
 
 
@@ -100,9 +102,7 @@ def largest(w: Writer, node: Node) -> Block:
     block = w.block(node.args[0])  # type: ignore[arg-type]
     _only_integers(block)
     low = number_text(torch.iinfo(block.dtype).min, block.dtype)
-    return _reduced(
-        w, node, block, rest_dims(w, node, _dims(node)), low, lambda text, axis: f"tl.max({text}, {axis})"
-    )
+    return _reduced(w, node, block, rest_dims(w, node, _dims(node)), low, lambda text, axis: f"tl.max({text}, {axis})")
 
 
 def smallest(w: Writer, node: Node) -> Block:
@@ -110,9 +110,7 @@ def smallest(w: Writer, node: Node) -> Block:
     block = w.block(node.args[0])  # type: ignore[arg-type]
     _only_integers(block)
     high = number_text(torch.iinfo(block.dtype).max, block.dtype)
-    return _reduced(
-        w, node, block, rest_dims(w, node, _dims(node)), high, lambda text, axis: f"tl.min({text}, {axis})"
-    )
+    return _reduced(w, node, block, rest_dims(w, node, _dims(node)), high, lambda text, axis: f"tl.min({text}, {axis})")
 
 
 def _only_integers(block: Block) -> None:

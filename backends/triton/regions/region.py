@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,19 @@ from torch.fx import Node
 
 from specc.backends.printing.literals import literal
 from specc.backends.printing.names import Names
+from specc.backends.triton.regions.create import CREATE
+from specc.backends.triton.regions.indexing import INDEXING
+from specc.backends.triton.regions.reduce import REDUCE
 from specc.backends.triton.regions.rows import store
 from specc.backends.triton.regions.table import EMIT, FREE, POINTWISE
 from specc.backends.triton.regions.values import Memory, Unsupported, Value, contiguous
+from specc.backends.triton.regions.views import VIEWS
 from specc.backends.triton.regions.writer import Kind, Parameter, Writer
 from specc.ir import ops
 from specc.ir.dims import BATCH, is_symbolic
 from specc.ir.effects import flat_nodes
 
+aten = torch.ops.aten
 INDENT = "    "
 # Lanes that one warp works on at most before another is added, and the most warps.
 LANES_PER_WARP = 256
@@ -26,7 +31,8 @@ MOST_WARPS = 8
 LIMIT = 8192
 # Ops that compare all pairs of a few elements: more lanes, but of one bit.
 _SQUARE = frozenset({ops.score_rank, ops.pack_tree})
-RESERVED = ("row", "batch", "token", "tl", "triton", "torch", "width", "NAME", "dense", "frequencies")
+RESERVED = ("row", "batch", "token", "tl", "triton", "torch", "width", "NAME", "dense", "frequencies",
+            "log1p", "sigmoid", "silu", "softplus", "floor_div", "floor_mod", "rounded", "bfloat16")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +76,25 @@ def is_gridless(node: Node) -> bool:
     )
 
 
+def is_constant(node: Node) -> bool:
+    """Elementwise work on nothing but numbers that the spec fixes."""
+    if node.target in CREATE:
+        return all(is_constant(item) for item in flat_nodes(created_from(node)))
+    elementwise = node.target in POINTWISE or node.target in VIEWS or node.target is aten.cat.default
+    if node.op != "call_function" or not elementwise:
+        return False
+    operands = list(flat_nodes((node.args, node.kwargs)))
+    return bool(operands) and all(is_constant(item) for item in operands)
+
+
+def created_from(node: Node) -> tuple[Any, ...]:
+    """What the value of a node that makes a tensor depends on (not the tensor that it takes sizes from)."""
+    return node.args[1:] if node.target in (aten.full_like.default, ops.full_rows) else ()
+
+
 def is_free(node: Node) -> bool:
     """A node that belongs to no region, because each reader works it out."""
-    return node.op == "call_function" and (node.target in FREE or is_gridless(node))
+    return node.op == "call_function" and (node.target in FREE or is_gridless(node) or is_constant(node))
 
 
 def resolver(region: Region) -> Callable[[Writer, Node], Value]:
@@ -86,6 +108,7 @@ def resolver(region: Region) -> Callable[[Writer, Node], Value]:
                 raise Unsupported(f"`{node.name}` in a loop")
             return w.input(node)
         try:
+            _same_rows(w, node)
             made: Value = EMIT[node.target](w, node)
             _check(w, node, made)
         except Unsupported:
@@ -96,6 +119,20 @@ def resolver(region: Region) -> Callable[[Writer, Node], Value]:
         return made
 
     return resolve
+
+
+def _same_rows(w: Writer, node: Node) -> None:
+    """Raises Unsupported where a node that works within rows makes rows of another kind."""
+    fake = node.meta.get("val")
+    if node.target in INDEXING or node.target in REDUCE:
+        assert isinstance(fake, torch.Tensor)
+        leads = {w.kind.lead(item.meta["val"].shape) for item in _tensors(node)} - {0}
+        if len(leads) > 1 or leads - {w.kind.lead(fake.shape)}:
+            raise Unsupported("operands of other rows")
+
+
+def _tensors(node: Node) -> list[Node]:
+    return [item for item in flat_nodes((node.args, node.kwargs)) if isinstance(item.meta.get("val"), torch.Tensor)]
 
 
 def _check(w: Writer, node: Node, value: Any) -> None:
@@ -191,9 +228,12 @@ def _host(region: Region, w: Writer, width: bool) -> str:
     made = {}
     for node, parameter in w.outputs.items():
         made[node] = parameter.name.removesuffix("_out") + "_new"
-        lines.append(f"{INDENT}{made[node]} = torch.empty({_shape(node)}, dtype={literal(parameter.dtype)}, device={like}.device)")
+        options = f"dtype={literal(parameter.dtype)}, device={like}.device"
+        lines.append(f"{INDENT}{made[node]} = torch.empty({_shape(node)}, {options})")
     passed = [_passed(arguments[node], item) for node, item in w.parameters.items()]
-    passed += [made[node] + (".view(torch.uint8)" if item.dtype == torch.bool else "") for node, item in w.outputs.items()]
+    passed += [
+        made[node] + (".view(torch.uint8)" if item.dtype == torch.bool else "") for node, item in w.outputs.items()
+    ]
     passed += [call.replace("{device}", f"{like}.device") for call in w.tables]
     passed += ["width"] if width else []
     options = f"num_warps={warps(w)}, enable_fp_fusion=False"
@@ -228,10 +268,3 @@ def _passed(name: str, parameter: Parameter) -> str:
         return name
     text = f"dense({name})" if parameter.written else f"{name}.contiguous()"
     return f"{text}.view(torch.uint8)" if parameter.dtype == torch.bool else text
-
-
-def reads(nodes: Sequence[Node]) -> set[Node]:
-    """What nodes have as operands."""
-    return {item for node in nodes for item in flat_nodes((node.args, node.kwargs))}
-
-

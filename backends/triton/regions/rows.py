@@ -60,7 +60,7 @@ def copy(w: Writer, node: Node) -> Memory:
     value = w.value(source)
     if w.kind.rows is not None and memory.lead != 2:
         raise Unsupported("tokens that write one row")
-    if memory.lead == 0 or value.shape != memory.shape and isinstance(value, Parts):
+    if memory.lead == 0 or (value.shape != memory.shape and isinstance(value, Parts)):
         raise Unsupported("a copy of this form")
     store(w, memory, value)
     return memory
@@ -90,7 +90,12 @@ def append_in_place(w: Writer, node: Node) -> Memory:
     offset = w.typed(start) if stride == 1 else f"{w.typed(start)} * {stride}"
     shape = (rows.shape[0], *memory.shape[1:])
     place = Memory(
-        memory.pointer, memory.dtype, shape, (((shape[0], stride),), *memory.dims[1:]), (*memory.offset, offset), 1,
+        memory.pointer,
+        memory.dtype,
+        shape,
+        (((shape[0], stride),), *memory.dims[1:]),
+        (*memory.offset, offset),
+        1,
         memory.name,
     )
     axes = tuple(dim for dim, size in enumerate(shape) if size > 1)
@@ -108,6 +113,7 @@ def append(w: Writer, node: Node) -> Block:
     axes, name = cache.axes, wanted_name(node)
     if 0 not in axes:
         raise Unsupported("a cache of one row")
+    # Along dim 0 only: an index of other dims' size 1 in the block.
     place = w.let("place", f"{w.index(cache.shape, axes, 0)} - {w.typed(start)}", torch.int64, cache.shape, axes, 1)
     inside = f"(({place.text} >= 0) & ({place.text} < {w.typed(count)}))"
     if isinstance(rows, Memory):
@@ -117,8 +123,8 @@ def append(w: Writer, node: Node) -> Block:
         block = w.full(rows)
         if block.axes != axes:
             raise Unsupported("rows of this form")
-        lanes = padded(rows.shape[0])
-        text = f"tl.gather({block.text}, ({place.text} & {lanes - 1}).to(tl.int32), 0)"
+        index = f"({place.text} & {padded(rows.shape[0]) - 1}).to(tl.int32)"
+        text = w.moved(block, 0, index, tuple(padded(cache.shape[axis]) for axis in axes))
         moved = w.let("moved", text, block.dtype, cache.shape, axes, 1)
     text = f"tl.where({inside}, {moved.text}, {cache.text})"
     return w.let(name, text, cache.dtype, cache.shape, axes, 1)

@@ -27,7 +27,9 @@ def _overload(text: str) -> Any:
     return getattr(getattr(aten, name), overload)
 
 
-_COMPARED = {_overload(f"{name}.{kind}"): pointwise.comparison for name in pointwise.COMPARISONS for kind in ("Tensor", "Scalar")}
+_COMPARED = {
+    _overload(f"{name}.{kind}"): pointwise.comparison for name in pointwise.COMPARISONS for kind in ("Tensor", "Scalar")
+}
 POINTWISE: Mapping[Any, Callable[[Writer, Node], Any]] = {
     **{_overload(name): pointwise.pointwise for name in pointwise.FORMS},
     **_COMPARED,
@@ -39,6 +41,8 @@ POINTWISE: Mapping[Any, Callable[[Writer, Node], Any]] = {
     aten.masked_fill.Scalar: pointwise.masked_fill,
     aten._to_copy.default: pointwise.convert,
     aten.to.dtype: pointwise.convert,
+    aten.clone.default: pointwise.identity,
+    aten.contiguous.default: pointwise.identity,
     aten.div.Tensor_mode: pointwise.floor_quotient,
     aten.div.Scalar_mode: pointwise.floor_quotient,
 }

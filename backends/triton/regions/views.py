@@ -206,17 +206,15 @@ def flatten_block(w: Writer, value: Block, first: int, last: int) -> Block:
         part = f"{part} % {size}" if size != sizes[0] or len(terms) < len(sizes) - 1 else part
         terms.append(part if inner_lanes == 1 else f"({part}) * {inner_lanes}")
         inner_size, inner_lanes = inner_size * size, inner_lanes * padded(size)
-    return _moved(w, made, axes.index(first), f"({' + '.join(reversed(terms))}) & {lanes - 1}", [*outer, total, *behind])
+    return _moved(
+        w, made, axes.index(first), f"({' + '.join(reversed(terms))}) & {lanes - 1}", [*outer, total, *behind]
+    )
 
 
 def _moved(w: Writer, value: Block, place: int, index: str, block: Sequence[int]) -> Block:
     """Lanes of a block reordered along one axis."""
-    axes = tuple(range(len(block)))
-    wide = w.spread_text(f"({index})", (place,), axes)
-    source = f"{value.text}.to(tl.int8)" if value.dtype == torch.bool else value.text
-    text = f"tl.gather({source}, tl.broadcast_to({wide}, {list(block)}), {place})"
-    text += " != 0" if value.dtype == torch.bool else ""
-    return w.let("line", text, value.dtype, value.shape, value.axes, value.lead)
+    wide = w.spread_text(f"({index})", (place,), tuple(range(len(block))))
+    return w.let("line", w.moved(value, place, wide, tuple(block)), value.dtype, value.shape, value.axes, value.lead)
 
 
 def unflatten(w: Writer, node: Node) -> Value:

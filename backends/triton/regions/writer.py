@@ -75,6 +75,7 @@ class Writer:
     depth: int = 1
     env: dict[Node, Value] = field(default_factory=dict)
     loaded: dict[Any, Block] = field(default_factory=dict)
+    halved: dict[tuple[str, int], tuple[Block, Block]] = field(default_factory=dict)
     parameters: dict[Node, Parameter] = field(default_factory=dict)
     outputs: dict[Node, Parameter] = field(default_factory=dict)
     ranges: set[int] = field(default_factory=set)
@@ -96,9 +97,9 @@ class Writer:
         """Statements inside `head`, a loop. What is loaded inside is not known outside."""
         self.line(head)
         self.depth += 1
-        before = dict(self.loaded), dict(self.env)
+        before = dict(self.loaded), dict(self.env), dict(self.halved)
         yield
-        self.loaded, self.env = before
+        self.loaded, self.env, self.halved = before
         self.depth -= 1
 
     def helper(self, function: Any) -> str:
@@ -106,9 +107,7 @@ class Writer:
         self.helpers[function.__name__] = function
         return str(function.__name__)
 
-    def let(
-        self, name: str, text: str, dtype: torch.dtype, shape: Shape, axes: tuple[int, ...], lead: int
-    ) -> Block:
+    def let(self, name: str, text: str, dtype: torch.dtype, shape: Shape, axes: tuple[int, ...], lead: int) -> Block:
         """`name = text`."""
         made = Block(self.names.fresh(name), dtype, shape, axes, lead)
         size = numel(made.block)
@@ -218,9 +217,7 @@ class Writer:
     def full(self, value: Block, dims: Sequence[int] | None = None) -> Block:
         """The same value with block axes for all its dims over 1 (or for those among `dims`)."""
         wanted = range(len(value.shape)) if dims is None else dims
-        axes = tuple(
-            dim for dim, size in enumerate(value.shape) if size > 1 and (dim in value.axes or dim in wanted)
-        )
+        axes = tuple(dim for dim, size in enumerate(value.shape) if size > 1 and (dim in value.axes or dim in wanted))
         if axes == value.axes:
             return value
         block = [padded(value.shape[axis]) for axis in axes]
@@ -245,9 +242,7 @@ class Writer:
 
     def masks(self, shape: Shape, axes: tuple[int, ...]) -> list[str]:
         """Conditions that select the lanes outside the padding."""
-        return [
-            f"({self.index(shape, axes, dim)} < {shape[dim]})" for dim in axes if padded(shape[dim]) != shape[dim]
-        ]
+        return [f"({self.index(shape, axes, dim)} < {shape[dim]})" for dim in axes if padded(shape[dim]) != shape[dim]]
 
     def address(self, memory: Memory, indices: Sequence[str | None]) -> str:
         """The pointer expression of elements; an index None (or "0") stands for 0."""
@@ -298,12 +293,36 @@ class Writer:
             return value.reshaped(shape, value.axes)
         if size == 1:
             return self.pick(value, dim, str(start), keep=True)
+        if 2 * size == value.shape[dim] == padded(value.shape[dim]) and start in (0, size):
+            return self.halves(value, dim)[start // size]
         axes, old = value.axes, padded(value.shape[dim])
-        index = f"({self.arange(padded(size))} + {start}) & {old - 1}" if start else f"{self.arange(padded(size))} & {old - 1}"
-        block = [padded(shape[axis]) for axis in axes]
-        wide = self.spread_text(f"({index})", (dim,), axes)
-        text = f"tl.gather({value.text}, tl.broadcast_to({wide}, {block}), {axes.index(dim)})"
-        return self.let("moved", self._gathered(value, text), value.dtype, shape, axes, value.lead)
+        at = self.arange(padded(size))
+        index = self.spread_text(f"({at} + {start} & {old - 1})" if start else f"({at} & {old - 1})", (dim,), axes)
+        text = self.moved(value, axes.index(dim), index, tuple(padded(shape[axis]) for axis in axes))
+        return self.let("moved", text, value.dtype, shape, axes, value.lead)
+
+    def moved(self, value: Block, place: int, index: str, block: tuple[int, ...]) -> str:
+        """Lanes of a block taken at `index` (a text in a block of sizes `block`) along the axis at `place`."""
+        source, stride, terms = self._movable(value), 1, list[str]()
+        if len(block) == 1:
+            text = f"tl.gather({source}, {index}, 0)"
+        else:
+            every = tuple(range(len(block)))
+            for axis in reversed(every):
+                at = index if axis == place else self.spread_text(self.arange(block[axis]), (axis,), every)
+                terms.append(at if stride == 1 else f"{at} * {stride}")
+                stride *= value.block[axis]
+            text = f"{self.helper(region_math.lanes)}({source}, {' + '.join(reversed(terms))})"
+        return f"{text} != 0" if value.dtype == torch.bool else text
+
+    def safe(self, value: Block) -> Block:
+        """The value with 1 in the padding, for functions that are not defined everywhere."""
+        masks = self.masks(value.shape, value.axes)
+        if not masks or value.literal:
+            return value
+        one = "1.0" if value.dtype.is_floating_point else "1"
+        text = f"tl.where({' & '.join(masks)}, {value.text}, {one})"
+        return self.let("inside", text, value.dtype, value.shape, value.axes, value.lead)
 
     def _memory_window(self, value: Memory, dim: int, start: int, shape: Shape, inside: bool) -> Value:
         factors = value.dims[dim]
@@ -311,23 +330,19 @@ class Writer:
             offset = value.offset if start * factors[0][1] == 0 else (*value.offset, str(start * factors[0][1]))
             dims = (*value.dims[:dim], ((shape[dim], factors[0][1]),), *value.dims[dim + 1 :])
             return replace(value, shape=shape, dims=dims, offset=offset)
-        if dim not in value.axes() and value.shape[dim] > 1:
+        if dim not in value.axes():
             dims = (*value.dims[:dim], ((shape[dim], 0),), *value.dims[dim + 1 :])
             return replace(value, shape=shape, dims=dims)
         axes = tuple(d for d, size in enumerate(shape) if size > 1 and (d == dim or d in value.axes()))
         indices: list[str | None] = [self.index(shape, axes, d) for d in range(len(shape))]
-        masks = [f"({self.index(shape, axes, d)} < {shape[d]})" for d in axes if d != dim and padded(shape[d]) != shape[d]]
+        masks = [
+            f"({self.index(shape, axes, d)} < {shape[d]})" for d in axes if d != dim and padded(shape[d]) != shape[d]
+        ]
         position = f"({indices[dim]} + {start})" if start else str(indices[dim])
         indices[dim] = position
         masks += [f"({position} >= 0)"] if start < 0 else []
         masks += [f"({position} < {value.shape[dim]})"]
         return self.load_at(value, shape, axes, value.lead, indices, masks)
-
-    def _gathered(self, value: Block, text: str) -> str:
-        """`text` gathers from `value`; booleans are moved as bytes."""
-        if value.dtype == torch.bool:
-            return f"{text.replace(f'tl.gather({value.text},', f'tl.gather({value.text}.to(tl.int8),', 1)} != 0"
-        return text
 
     def pick(self, value: Block, dim: int, index: str, *, keep: bool, name: str = "picked") -> Block:
         """The element at `index` (a scalar text) along `dim`, which stays with size 1 if `keep`."""
@@ -347,8 +362,49 @@ class Writer:
             text = f"tl.sum(tl.where({hit}, {value.text}, 0), {place})"
         return self.let(name, text, value.dtype, shape, axes, value.lead)
 
+    def halves(self, value: Block, dim: int) -> tuple[Block, Block]:
+        """The first and the second half along an axis whose size is a power of two."""
+        key = (value.text, dim)
+        if key not in self.halved:
+            half, place = value.shape[dim] // 2, value.axes.index(dim)
+            shape = (*value.shape[:dim], half, *value.shape[dim + 1 :])
+            block, count = value.block, len(value.block)
+            apart = [*block[:place], 2, half, *block[place + 1 :]]
+            order = [item for item in range(count + 1) if item != place] + [place]
+            names = [self.names.fresh("half") for _ in range(2)]
+            text = f"tl.split(tl.permute(tl.reshape({self._movable(value)}, {apart}), {order}))"
+            self.line(f"{', '.join(names)} = {text}")
+            made = [Block(name, value.dtype, shape, value.axes, value.lead) for name in names]
+            if value.dtype == torch.bool:
+                made = [self.let("half", f"{item.text} != 0", torch.bool, shape, item.axes, item.lead) for item in made]
+            self.halved[key] = (made[0], made[1])
+        return self.halved[key]
+
+    @staticmethod
+    def _movable(value: Block) -> str:
+        """The text of a value as numbers."""
+        return f"{value.text}.to(tl.int8)" if value.dtype == torch.bool else value.text
+
+    def _joined_halves(self, parts: Parts) -> Block | None:
+        """Two halves of a power of two, brought together without moving lanes between threads by index."""
+        dim, half = parts.dim, parts.shape[parts.dim] // 2
+        if [piece.shape[dim] for piece in parts.pieces] != [half, half] or half != padded(half) or half < 2:
+            return None
+        blocks = [self.block(piece) for piece in parts.pieces]
+        axes = blocks[0].axes
+        if blocks[1].axes != axes or dim not in axes or parts.dtype == torch.bool:
+            return None
+        place, count = axes.index(dim), len(axes)
+        order = [*range(place), count, *range(place, count)]
+        block = [padded(parts.shape[axis]) for axis in axes]
+        joined = f"tl.permute(tl.join({blocks[0].text}, {blocks[1].text}), {order})"
+        return self.let("joined", f"tl.reshape({joined}, {block})", parts.dtype, parts.shape, axes, parts.lead)
+
     def join(self, parts: Parts) -> Block:
         """The pieces as one block."""
+        halves = self._joined_halves(parts)
+        if halves is not None:
+            return halves
         dim, total = parts.dim, parts.shape[parts.dim]
         pieces: list[tuple[Block, int]] = []
         first = 0
@@ -383,4 +439,3 @@ def _terms(index: str, factors: Factors) -> list[str]:
         if stride:
             terms.append(f"({part})" if stride == 1 else f"({part}) * {stride}")
     return terms
-
