@@ -14,6 +14,7 @@ from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.regions import plan
 from specc.backends.triton.runtime.decoder import Decoder
+from specc.backends.triton.vocabulary import vocabulary_kernels
 from specc.diagnostics import DiagnosticError
 from specc.program import DecodeProgram
 
@@ -52,7 +53,7 @@ class TritonBackend:
         found = refusals(self, program, module.spec)
         if found:
             raise DiagnosticError(found)
-        graphs = {name: batch_layers(graph)[0] for name, graph in program.graphs.items()}
+        graphs = {name: batch_layers(vocabulary_kernels(graph))[0] for name, graph in program.graphs.items()}
         return generate(DIALECT, program.with_graphs(**graphs), module)
 
 

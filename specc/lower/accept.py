@@ -8,6 +8,7 @@ accepted (design 03, "Acceptance"). The rule that judges a node is the only diff
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 import torch
 from torch.fx import GraphModule, Node
@@ -36,7 +37,7 @@ def lower_accept(ctx: LowerContext, accept: AcceptConfig, draft: DraftConfig) ->
         raise ValueError("the rule true_q needs drawn drafts, and only that rule may judge them")
     inputs = _inputs(b, ctx, accept)
     rule = make_rule(b, accept, inputs)
-    current, path, count = _walk(b, ctx, inputs, rule)
+    current, path, count = walk(b, inputs, rule, ctx.nodes, ctx.max_path)
     with b.spec("accept", "sampling"):
         bonus = rule.bonus(b, current, count)
     with b.spec("accept.stop_tokens", "runtime.max_sequence_length"):
@@ -56,22 +57,25 @@ def _inputs(b: StepBuilder, ctx: LowerContext, accept: AcceptConfig) -> dict[str
     return made
 
 
-def _walk(b: StepBuilder, ctx: LowerContext, inputs: dict[str, Node], rule: Rule) -> tuple[Node, Node, Node]:
-    """The node reached [B], the path [B,P] padded with 0, the number of accepted nodes [B]; updates rule.carried."""
-    tokens = inputs["tokens"]
+def walk(b: StepBuilder, inputs: Mapping[str, Node], rule: Rule, nodes: int, max_path: int) -> tuple[Node, Node, Node]:
+    """The node reached [B], the path [B,P] padded with 0, the number of accepted nodes [B]; updates rule.carried.
+
+    inputs: tokens, valid and, except for chains, parent [B,nodes].
+    """
+    tokens, chain = inputs["tokens"], "parent" not in inputs
     current = b.call(ops.full_rows, tokens, [-1], 0, torch.int64, name="root")
     count = b.call(ops.full_rows, tokens, [-1], 0, torch.int64, name="none_accepted")
-    path = b.call(ops.full_rows, tokens, [-1, ctx.max_path], 0, torch.int64, name="root_path")
-    if ctx.nodes == 1:
+    path = b.call(ops.full_rows, tokens, [-1, max_path], 0, torch.int64, name="root_path")
+    if nodes == 1:
         return current, path, count
     carried = {"current": current, "count": count, "path": path, **rule.carried}
-    sliced_names = ["tokens", "valid"] + ([] if ctx.chain else ["parent"])
+    sliced_names = ["tokens", "valid"] + ([] if chain else ["parent"])
     sliced = {
-        name: b.call(aten.narrow.default, inputs[name], 1, 1, ctx.nodes - 1, name=f"drafted_{name}")
+        name: b.call(aten.narrow.default, inputs[name], 1, 1, nodes - 1, name=f"drafted_{name}")
         for name in sliced_names
     }
     body = BodyBuilder("token", carried=carried, sliced=sliced, invariant=rule.invariant, keys=b.keys)
-    parent = None if ctx.chain else body.call(aten.squeeze.dim, body["parent"], 1, name="parent_node")
+    parent = None if chain else body.call(aten.squeeze.dim, body["parent"], 1, name="parent_node")
     expected = body.index if parent is None else parent
     equal = aten.eq.Scalar if parent is None else aten.eq.Tensor
     child = body.call(equal, body["current"], expected, name="is_child")
@@ -86,7 +90,7 @@ def _walk(b: StepBuilder, ctx: LowerContext, inputs: dict[str, Node], rule: Rule
     body.inside["current"] = body.call(aten.where.self, accepted, node, body["current"], name="reached")
     body.inside["count"] = body.call(aten.where.self, accepted, depth, body["count"], name="accepted_nodes")
     body.inside |= updates
-    out = body.close(b, ctx.nodes - 1, [body.inside[name] for name in carried], "nodes")
+    out = body.close(b, nodes - 1, [body.inside[name] for name in carried], "nodes")
     rule.carried |= dict(zip(list(carried)[3:], out[3:], strict=True))
     return out[0], out[2], out[1]
 
