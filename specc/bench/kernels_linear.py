@@ -75,12 +75,12 @@ def one(gemm: Gemm, owner: str, config: Config, many: Sequence[Tensor], rows: in
     )
 
 
-def gemm_part(models: Sequence[Model]) -> Iterator[Row]:
+def gemm_part(models: Sequence[Model], some: Sequence[int] | None = None) -> Iterator[Row]:
     """The table's configuration, beside torch."""
     for owner in models:
         for gemm in (*owner.gemms, owner.head):
             many = weights(gemm)
-            for rows in ROWS:
+            for rows in some or ROWS:
                 row = one(gemm, owner.name, chosen(gemm), many, rows, rows == 16)
                 each = operands(gemm, rows, many[0])
                 alone = [partial(torch.nn.functional.linear, each.x, weight) for weight in many]
@@ -93,7 +93,7 @@ def gemm_part(models: Sequence[Model]) -> Iterator[Row]:
             del many
 
 
-def search_part(models: Sequence[Model]) -> Iterator[Row]:
+def search_part(models: Sequence[Model], some: Sequence[int] | None = None) -> Iterator[Row]:
     """Other configurations, for one and for 16 rows."""
     for owner in models:
         for gemm in (*owner.gemms, owner.head):
@@ -145,7 +145,7 @@ CHAINS: Mapping[str, Linear] = {
 }
 
 
-def chain_part(models: Sequence[Model]) -> Iterator[Row]:
+def chain_part(models: Sequence[Model], some: Sequence[int] | None = None) -> Iterator[Row]:
     """All linear layers of a model in one graph."""
     for owner in models:
         made = torch.Generator("cuda").manual_seed(0)
@@ -155,7 +155,7 @@ def chain_part(models: Sequence[Model]) -> Iterator[Row]:
 
         layers = [[random(*gemm.shape) for gemm in owner.gemms] for _ in range(owner.layers)]
         head = random(*owner.head.shape)
-        for rows in (1, 4, 16, 32, 64):
+        for rows in some or (1, 4, 16, 32, 64):
             x = random(rows, owner.gemms[0].hidden)
             expected = chain(owner, by_torch, x, layers, head).double()
             for name, linear in CHAINS.items():
@@ -177,7 +177,7 @@ def compile_ahead(models: Sequence[Model], parts: Sequence[str]) -> None:
     for owner in models:
         for gemm in (*owner.gemms, owner.head):
             tried = candidates(gemm) if "search" in parts else ()
-            for config, rows in [(config, (1,)) for config in tried] + [(chosen(gemm), (1, 32, 64))]:
+            for config, rows in [(config, (1,)) for config in tried] + [(chosen(gemm), (1, 32))]:
                 key = (gemm.norm, gemm.gated, gemm.residual, gemm.hidden, config, rows)
                 jobs.setdefault(key, partial(warm, gemm, config, rows))
     compiled_in_parallel(list(jobs.values()))
@@ -207,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", action="append", choices=[*MODELS], help="only these (default: all)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of kernels_linear.json")
     parser.add_argument("--seconds", type=float, default=120.0, help="start no further model after so many seconds")
+    parser.add_argument("--rows", type=int, action="append", help="numbers of rows, of gemm and chain")
     parser.add_argument("--peers", action="store_true", help="torch is always beside; there is no other peer")
     given = parser.parse_args(arguments)
     require_gpu("specc bench kernels --family linear")
@@ -221,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if time.monotonic() - begin > given.seconds:
                 print(f"# {part} {owner.name}: left out, no time", flush=True)
                 continue
-            for row in guarded({"part": part, "model": owner.name}, PARTS[part]([owner])):
+            for row in guarded({"part": part, "model": owner.name}, PARTS[part]([owner], given.rows)):
                 result.add({"part": part, **row})
             print(f"# {part} {owner.name}: {time.monotonic() - begin:.0f} s", flush=True)
     return int(result.wrong)

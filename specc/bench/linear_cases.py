@@ -180,52 +180,45 @@ def chosen(gemm: Gemm) -> Config:
 
 
 NORMED = (
-    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3, ahead=2048),
-    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3),
-    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=5, ahead=2048),
-    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=5),
-    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3, ahead=2048),
-    LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4),
-    LinearConfig(bf=64, bk=256, kw=1, split=1, warps=8, stages=4),
+    *(LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=ahead) for ahead in (0, 256, 512, 1024)),
+    *(LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, ahead=ahead) for ahead in (0, 512)),
+    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=8),
     LinearConfig(bf=64, bk=256, kw=1, split=1, warps=8, stages=4, ahead=512),
+    *(LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=ahead) for ahead in (0, 512)),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=5, ahead=512),
+    LinearConfig(bf=32, bk=128, kw=2, split=1, warps=2, stages=6, ahead=512),
 )
 GATED = (
-    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3, ahead=2048),
-    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3),
-    ResidentConfig(bf=4, piece=256, kw=8, programs=132, stages=5, ahead=2048),
-    ResidentConfig(bf=4, piece=256, kw=8, programs=132, stages=5),
-    LinearConfig(bf=64, bk=64, kw=1, split=1, warps=4, stages=6),
-    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4),
-    LinearConfig(bf=32, bk=256, kw=1, split=1, warps=8, stages=4),
-)
-PLAIN = (
-    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3, ahead=2048),
-    ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3),
-    ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=5, ahead=2048),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, ahead=256),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048),
-    LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5),
-    LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=8, ahead=512),
-    LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=4),
-    LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=4, ahead=1024),
-    LinearConfig(bf=64, bk=256, kw=1, split=8, warps=4, stages=3),
-    LinearConfig(bf=32, bk=256, kw=8, split=2, warps=8, stages=6),
-)
-SMALL = (
-    ResidentConfig(bf=16, piece=256, kw=8, programs=264, stages=2, ahead=512),
-    ResidentConfig(bf=16, piece=256, kw=8, programs=264, stages=2),
-    ResidentConfig(bf=16, piece=256, kw=4, programs=264, stages=2, ahead=512),
-    ResidentConfig(bf=8, piece=256, kw=8, programs=264, stages=2, ahead=512),
-    ResidentConfig(bf=8, piece=256, kw=4, programs=264, stages=2, ahead=512),
-    ResidentConfig(bf=8, piece=512, kw=4, programs=264, stages=2, ahead=512),
+    *(LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, ahead=ahead) for ahead in (0, 512)),
+    *(LinearConfig(bf=32, bk=128, kw=1, split=1, warps=4, stages=5, ahead=ahead) for ahead in (0, 512)),
+    LinearConfig(bf=32, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512),
+    LinearConfig(bf=64, bk=128, kw=1, split=3, warps=8, stages=3),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
     LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=512),
 )
+PLAIN = (
+    *(LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, ahead=ahead) for ahead in (0, 2048)),
+    *(LinearConfig(bf=16, bk=256, kw=2, split=1, warps=2, stages=8, ahead=ahead) for ahead in (512, 2048)),
+    LinearConfig(bf=16, bk=512, kw=4, split=1, warps=4, stages=4, ahead=2048),
+    LinearConfig(bf=32, bk=256, kw=4, split=2, warps=4, stages=5, ahead=1024),
+    *(LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5, ahead=ahead) for ahead in (0, 256, 1408)),
+    LinearConfig(bf=64, bk=128, kw=1, split=8, warps=4, stages=5),
+    LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8),
+)
+SMALL: tuple[Config, ...] = (
+    *(LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=ahead) for ahead in (512, 2048)),
+    LinearConfig(bf=16, bk=64, kw=1, split=1, warps=1, stages=10, ahead=2048),
+    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=6, ahead=2048),
+    LinearConfig(bf=16, bk=256, kw=2, split=1, warps=2, stages=4, ahead=2048),
+    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048),
+    LinearConfig(bf=8, bk=128, kw=2, split=1, warps=2, stages=6, ahead=2048),
+    ResidentConfig(bf=8, piece=256, kw=4, programs=264, stages=2, ahead=2048),
+)
 NARROW_HEAD = (
-    ResidentConfig(bf=16, piece=128, kw=8, programs=132, stages=4),
-    ResidentConfig(bf=16, piece=128, kw=8, programs=264, stages=3),
-    ResidentConfig(bf=32, piece=128, kw=8, programs=132, stages=3),
     LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
     LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=5),
+    LinearConfig(bf=64, bk=64, kw=1, split=1, warps=4, stages=8),
+    LinearConfig(bf=128, bk=64, kw=1, split=1, warps=8, stages=6),
 )
 
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specc.backends.triton.kernels.dot import dot_rows, rounded
+from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
 
 
 @triton.jit
@@ -59,6 +59,16 @@ def fetch_ahead(weight, row, first, hidden, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
+def times(x, scale, like):
+    """x * scale in the dtype of the pointer `like`, rounded once; pairs of bfloat16 at a time."""
+    if INTERPRETED or like.dtype.element_ty != tl.bfloat16:
+        return rounded(x.to(tl.float32) * scale.to(tl.float32), like)
+    else:
+        return tl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, scale], dtype=tl.bfloat16,
+                                         is_pure=True, pack=2)  # fmt: skip
+
+
+@triton.jit
 def split_product(x, weight, norm, row, token, live, hidden, x_stride, first, last, BK: tl.constexpr, KW: tl.constexpr,
                   NORM: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """(acc [rows, tokens], sum of x^2 [tokens]) over steps first..last of BK columns, cut into KW pieces."""
@@ -68,7 +78,9 @@ def split_product(x, weight, norm, row, token, live, hidden, x_stride, first, la
     x_at = x + token.to(tl.int64)[None, :, None] * x_stride + column
     shown = live[None, :, None]
     acc = tl.zeros([KW, row.shape[0], token.shape[0]], tl.float32)
-    squares = tl.zeros([KW, token.shape[0]], tl.float32)
+    squares = tl.zeros([KW, token.shape[0], PIECE], tl.float32)
+    if NORM:  # one step ahead: it comes in pieces too small to be copied beside the products
+        scale = tl.load(norm + column + first * BK, mask=column + first * BK < hidden, other=0.0)
     for step in range(first, last):
         k = step * BK
         if EVEN:
@@ -80,11 +92,12 @@ def split_product(x, weight, norm, row, token, live, hidden, x_stride, first, la
             xs = tl.load(x_at + k, mask=shown & inside, other=0.0)
         if NORM:
             wide = xs.to(tl.float32)
-            squares += tl.sum(wide * wide, 2)
-            scale = tl.load(norm + column + k, mask=column + k < hidden, other=0.0).to(tl.float32)
-            xs = rounded(wide * scale, x)
+            squares += wide * wide
+            following = tl.load(norm + column + k + BK, mask=column + k + BK < hidden, other=0.0)
+            xs = times(xs, tl.broadcast_to(scale, xs.shape), x)
+            scale = following
         acc = dot_rows(w, tl.permute(xs, (0, 2, 1)), acc)
-    return tl.sum(acc, 0), tl.sum(squares, 0)
+    return tl.sum(acc, 0), tl.sum(tl.sum(squares, 2), 0)
 
 
 @triton.jit
@@ -95,7 +108,9 @@ def plain_product(x, weight, norm, row, token, live, hidden, x_stride, first, la
     w_at = weight + row.to(tl.int64)[:, None] * hidden + column[None, :]
     x_at = x + token.to(tl.int64)[:, None] * x_stride + column[None, :]
     acc = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
-    squares = tl.zeros([token.shape[0]], tl.float32)
+    squares = tl.zeros([token.shape[0], BK], tl.float32)
+    if NORM:  # one step ahead: it comes in pieces too small to be copied beside the products
+        scale = tl.load(norm + column + first * BK, mask=column + first * BK < hidden, other=0.0)
     for step in range(first, last):
         k = step * BK
         if EVEN:
@@ -107,11 +122,12 @@ def plain_product(x, weight, norm, row, token, live, hidden, x_stride, first, la
             xs = tl.load(x_at + k, mask=live[:, None] & inside, other=0.0)
         if NORM:
             wide = xs.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            scale = tl.load(norm + column + k, mask=column + k < hidden, other=0.0).to(tl.float32)
-            xs = rounded(wide * scale[None, :], x)
+            squares += wide * wide
+            following = tl.load(norm + column + k + BK, mask=column + k + BK < hidden, other=0.0)
+            xs = times(xs, tl.broadcast_to(scale[None, :], xs.shape), x)
+            scale = following
         acc = dot_rows(w, tl.trans(xs), acc)
-    return acc, squares
+    return acc, tl.sum(squares, 1)
 
 
 @triton.jit

@@ -24,6 +24,8 @@ MOST_ROWS = 64
 """Rows up to which the kernel is used; above, the products are bound by arithmetic and cuBLAS is faster."""
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
+BLOCK_ROWS = 32
+"""Rows of x that a program of the streamed form takes at most."""
 RESIDENT_ROWS = 16
 """Rows of x that a program holds; more rows are further programs, which find the weight in the L2 cache."""
 COUNTERS = 1 << 16
@@ -65,13 +67,25 @@ class ResidentConfig:
 Config = LinearConfig | ResidentConfig
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
 STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4)
-RESIDENT = ResidentConfig(bf=16, piece=256, kw=8, programs=132, stages=3, ahead=2048)
-RESIDENT_PAIRS = ResidentConfig(bf=8, piece=256, kw=8, programs=132, stages=3, ahead=2048)
+PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4)
+SQUARE = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048)
+DEEP = LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5)
+SMALL = LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=2048)
 LINEAR: Mapping[tuple[int, int, bool], Config] = {
-    (2048, 2048, False): RESIDENT,
-    (5632, 2048, False): RESIDENT,
-    (2048, 8208, False): RESIDENT,
-    (2048, 5632, True): RESIDENT_PAIRS,
+    (576, 576, False): SMALL,
+    (576, 960, False): SMALL,
+    (576, 1536, True): SMALL,
+    (1536, 576, False): SMALL,
+    (576, 49152, False): LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=5),
+    (2048, 2048, False): SQUARE,
+    (2048, 3072, False): LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
+    (2048, 8208, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512),
+    (2048, 32000, False): STREAMED,
+    (2048, 128256, False): STREAMED,
+    (5632, 2048, False): DEEP,
+    (8192, 2048, False): DEEP,
+    (2048, 5632, True): PAIRS,
+    (2048, 8192, True): PAIRS,
 }
 """By (H, F, gated): never by the number of rows, on which a row's bits may not depend."""
 
@@ -157,7 +171,7 @@ def launch_streamed(
     """Both x and the weight come in steps over the columns."""
     x, y = operands[0], operands[-1]
     rows, hidden, features = *x.shape, y.shape[1]
-    bm = min(64, power_of_two(rows, 16))
+    bm = min(BLOCK_ROWS, power_of_two(rows, 16))
     owned = config.bf * (2 if gated else 1)
     stage = (owned + bm) * config.bk * x.element_size()
     blocks, tiles = -(-rows // bm), -(-features // config.bf)
