@@ -65,10 +65,10 @@ def unequal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return float(sum(int((a != b).sum()) for a, b in zip(found, expected, strict=True)))
 
 
-def beside(row: Row, name: str, calls: Callable[[], Sequence[Callable[[], Any]]]) -> Row:
+def beside(row: Row, name: str, calls: Sequence[Callable[[], Any]]) -> Row:
     """The row with the time of another way to the same result, or why there is none."""
     try:
-        return row | timed(calls()).row(name)
+        return row | timed(calls).row(name)
     except FAILURES as failure:
         return row | {f"{name}_failed": failed(failure)["failed"]}
 
@@ -95,8 +95,8 @@ def argmax_part() -> Iterator[Row]:
 
                 label = {"case": "argmax", "rows": rows, "vocabulary": size, "dtype": str(dtype)}
                 calls = [partial(vocab.vocabulary_argmax, each) for each in many]
-                row = checked(label, errors, {"unequal": 0}, lambda calls=calls: calls, nbytes([x]))
-                yield beside(row, "torch_us", lambda many=many: [partial(torch.argmax, each, -1) for each in many])
+                row = checked(label, errors, {"unequal": 0}, partial(list, calls), nbytes([x]))
+                yield beside(row, "torch_us", [partial(torch.argmax, each, -1) for each in many])
 
 
 def best_by_torch(x: Tensor, k: int) -> Any:
@@ -121,10 +121,10 @@ def topk_part() -> Iterator[Row]:
             label = {"case": "topk_log_probs", "rows": rows, "k": k, "vocabulary": size}
             calls = [partial(vocab.topk_log_probs, each, k) for each in many]
             bounds = {"unequal": 0, "log_probs": 1e-6}
-            row = checked(label, errors, bounds, lambda calls=calls: calls, nbytes([x]))
+            row = checked(label, errors, bounds, partial(list, calls), nbytes([x]))
             wide = [partial(vocab.stable_topk, each.float(), k) for each in many]
-            row = beside(row, "stable_topk_us", lambda wide=wide: wide)
-            yield beside(row, "torch_us", lambda many=many, k=k: [partial(best_by_torch, each, k) for each in many])
+            row = beside(row, "stable_topk_us", wide)
+            yield beside(row, "torch_us", [partial(best_by_torch, each, k) for each in many])
 
 
 def gathered(caches: Sequence[Tensor], source: Tensor, target: Tensor) -> None:
@@ -159,11 +159,9 @@ def commit_part() -> Iterator[Row]:
             label = {"case": "commit", "layers": layers, "batch": batch, "row": heads * dim, "count": 5}
             calls = [partial(cache.commit_path_layers_, x, path, at, count, True) for x, at in places]
             moved = 2.0 * 2 * layers * batch * 4 * heads * dim * 2
-            row = checked(label, errors, {"unequal": 0}, lambda calls=calls: calls, moved)
+            row = checked(label, errors, {"unequal": 0}, partial(list, calls), moved)
             source, target = start[0] + path[0, :5], start[0] + torch.arange(5, device="cuda")
-            yield beside(
-                row, "torch_us", lambda p=places, s=source, t=target: [partial(gathered, x, s, t) for x, _ in p]
-            )
+            yield beside(row, "torch_us", [partial(gathered, x, source, target) for x, _ in places])
 
 
 def draft_part() -> Iterator[Row]:
@@ -200,11 +198,16 @@ def draft_part() -> Iterator[Row]:
             return {"unequal": unequal(both[0], both[1])}
 
         calls = [partial(function, *arguments)] * 8
-        row = checked({"case": name}, errors, {"unequal": 0}, lambda calls=calls: calls)
+        row = checked({"case": name}, errors, {"unequal": 0}, partial(list, calls))
         if name.startswith("append"):  # The reference asks the host for the counts: no graph can hold it.
             yield row
         else:
-            yield beside(row, "torch_us", lambda f=reference, a=arguments: [partial(f, *a)] * 4)
+            yield beside(row, "torch_us", [partial(reference, *arguments)] * 4)
+
+
+def draw_errors(weights: Tensor, uniform: Tensor) -> dict[str, float]:
+    """How many draws differ."""
+    return {"unequal": unequal([sampling.sample_index(weights, uniform)], [ops.sample_index(weights, uniform)])}
 
 
 def law_part() -> Iterator[Row]:
@@ -220,24 +223,24 @@ def law_part() -> Iterator[Row]:
 
             label = {"case": "sampling_probs", "rows": NODES, "top_k": top_k, "vocabulary": size, "dtype": str(dtype)}
             calls = [partial(sampling.sampling_probs, each, 0.8, top_k, 1.0, F32) for each in many]
-            row = checked(label, errors, {"law": 1e-6}, lambda calls=calls: calls, nbytes([x]) + 4.0 * x.numel())
+            row = checked(label, errors, {"law": 1e-6}, partial(list, calls), nbytes([x]) + 4.0 * x.numel())
             yield beside(
                 row,
                 "torch_us",
-                lambda m=many, k=top_k: [partial(ops.sampling_probs, each, 0.8, k, 1.0, F32) for each in m],
+                [partial(ops.sampling_probs, each, 0.8, top_k, 1.0, F32) for each in many],
             )
         weights, uniform = normal(1, size).softmax(-1), torch.tensor([0.7], dtype=F64, device="cuda")
         row = checked(
             {"case": "sample_index", "vocabulary": size},
-            lambda w=weights, u=uniform: {"unequal": unequal([sampling.sample_index(w, u)], [ops.sample_index(w, u)])},
+            partial(draw_errors, weights, uniform),
             {"unequal": 0},
-            lambda w=weights, u=uniform: [partial(sampling.sample_index, w, u)] * 8,
+            partial(list, [partial(sampling.sample_index, weights, uniform)] * 8),
             nbytes([weights]),
         )
-        yield beside(row, "torch_us", lambda w=weights, u=uniform: [partial(ops.sample_index, w, u)] * 4)
+        yield beside(row, "torch_us", [partial(ops.sample_index, weights, uniform)] * 4)
 
 
-def walk_inputs(size: int, dtype: torch.dtype, true_q: bool, seed: int, batch: int = 1) -> tuple[Any, ...]:
+def walk_inputs(size: int, dtype: torch.dtype, true_q: bool, seed: int, batch: int = 1) -> Any:
     """Logits and a tree; half of the drafted tokens are likely ones, so that some are accepted."""
     logits = normal(batch, NODES, size, dtype=dtype, seed=seed) * 2
     q_law = (logits.float() + normal(batch, NODES, size, seed=seed + 1)).softmax(-1) if true_q else None
@@ -251,12 +254,12 @@ def walk_inputs(size: int, dtype: torch.dtype, true_q: bool, seed: int, batch: i
     return logits, q_law, tokens, parent.contiguous(), valid, rng, length, 7
 
 
-def walk_errors(inputs: Sequence[tuple[Any, ...]], options: tuple[float, int]) -> dict[str, float]:
+def walk_errors(inputs: Sequence[Any], options: Any) -> dict[str, float]:
     """Against the reference in float64; a decision that rounding alone could change is not expected here."""
     wrong = 0.0
     for case in inputs:
         wide = (case[0].double(), None if case[1] is None else case[1].double(), *case[2:])
-        wrong += unequal(sampling.reject_tree(*case, *options), ops.reject_tree(*wide, *options))
+        wrong += unequal(sampling.reject_tree(*(*case, *options)), ops.reject_tree(*wide, *options))
     return {"unequal": wrong}
 
 
@@ -277,7 +280,7 @@ BLOCKS = ((2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32), (16384, 32))
 def warm(size: int, dtype: torch.dtype, true_q: bool, top_k: int, batch: int, block: int, warps: int) -> None:
     """Compiles one form of the walk (in a process of its own: compiled kernels are kept on disk)."""
     sampling.WALK_BLOCK, sampling.WALK_WARPS = block, warps
-    sampling.reject_tree(*walk_inputs(size, dtype, true_q, 0, batch), 0.8, top_k)
+    sampling.reject_tree(*(*walk_inputs(size, dtype, true_q, 0, batch), 0.8, top_k))
     torch.cuda.synchronize()
 
 
@@ -296,11 +299,11 @@ def walk_part() -> Iterator[Row]:
         many = [walk_inputs(size, dtype, true_q, 10 * seed, batch) for seed in range(12)]
         label = {"case": "reject_tree", "vocabulary": size, "dtype": str(dtype), "true_q": true_q, "top_k": top_k}
         read = float(nbytes([x for x in many[0][:2] if x is not None]))
-        calls = [partial(sampling.reject_tree, *case, 0.8, top_k) for case in many]
+        calls = [partial(sampling.reject_tree, *(*case, 0.8, top_k)) for case in many]
         errors = partial(walk_errors, many, (0.8, top_k))
-        row = checked(label | {"batch": batch}, errors, {"unequal": 0}, lambda calls=calls: calls, read)
+        row = checked(label | {"batch": batch}, errors, {"unequal": 0}, partial(list, calls), read)
         row["accepted"] = [int(call()[1].sum()) for call in calls]
-        yield beside(row, "torch_us", lambda m=many, k=top_k: [partial(ops.reject_tree, *c, 0.8, k) for c in m[:3]])
+        yield beside(row, "torch_us", [partial(ops.reject_tree, *case, 0.8, top_k) for case in many[:3]])
 
 
 def blocks_part() -> Iterator[Row]:
@@ -311,8 +314,8 @@ def blocks_part() -> Iterator[Row]:
             kept = sampling.WALK_BLOCK, sampling.WALK_WARPS
             sampling.WALK_BLOCK, sampling.WALK_WARPS = block, warps
             label = {"case": "reject_tree blocks", "true_q": true_q, "top_k": top_k, "block": block, "warps": warps}
-            calls = [partial(sampling.reject_tree, *case, 0.8, top_k) for case in many]
-            yield checked(label, partial(walk_errors, many, (0.8, top_k)), {"unequal": 0}, lambda calls=calls: calls)
+            calls = [partial(sampling.reject_tree, *(*case, 0.8, top_k)) for case in many]
+            yield checked(label, partial(walk_errors, many, (0.8, top_k)), {"unequal": 0}, partial(list, calls))
             sampling.WALK_BLOCK, sampling.WALK_WARPS = kept
 
 
