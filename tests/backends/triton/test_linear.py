@@ -138,14 +138,6 @@ def test_no_rows_give_no_rows() -> None:
     assert fused_linear(empty, torch.ones(24, 40), None, None, 0.0, "none", None).shape == (0, 4, 24)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LinearConfig(bf=16, bk=32, kw=1, split=3, warps=4, stages=2),
-        ResidentConfig(bf=8, piece=16, kw=2, programs=12, stages=2),
-    ],
-    ids=lambda config: type(config).__name__,
-)
 def test_only_the_last_program_of_a_tile_to_arrive_writes_it() -> None:
     x, weight, y = torch.randn(2, 100), torch.randn(40, 100), torch.full((2, 40), float("nan"))
     counters = _ARRIVED.setdefault(x.device, torch.zeros(1 << 16, dtype=torch.int32))
@@ -155,6 +147,14 @@ def test_only_the_last_program_of_a_tile_to_arrive_writes_it() -> None:
     counters.zero_()
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        LinearConfig(bf=16, bk=32, kw=1, split=3, warps=4, stages=2),
+        ResidentConfig(bf=8, piece=16, kw=2, programs=12, stages=2),
+    ],
+    ids=lambda config: type(config).__name__,
+)
 def test_counters_are_left_at_zero_for_the_next_launch(config: Config) -> None:
     """Twice in a row, as a graph's replay does it."""
     x, weight = torch.randn(2, 100), torch.randn(40, 100)
