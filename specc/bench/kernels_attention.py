@@ -34,7 +34,7 @@ from specc.bench.gpu_timing import (
     require_gpu,
     sets_for,
 )
-from specc.bench.kernels_attention_cases import POINTS, Inputs, Point, call, candidates, exact, inputs, ragged
+from specc.bench.kernels_attention_cases import POINTS, Inputs, Point, call, candidates, exact, inputs, ragged, repeated
 from specc.bench.kernels_attention_peers import peer_rows
 from specc.bench.results import RESULTS
 from specc.bench.tune import best_of
@@ -79,7 +79,7 @@ def rows_of(point: Point, configs: Sequence[AttentionConfig]) -> Iterator[Row]:
     label = point.label | ({"bar_us": round(point.bar_us, 1)} if point.bar_us else {})
     for config in configs:
         errors = partial(errors_of, exact_of, config)
-        calls = partial(lambda config: [call(one, config) for one in many], config)
+        calls = partial(lambda config: repeated([call(one, config) for one in many]), config)
         yield checked({**label, "config": str(config)}, errors, {"o": BOUND, "ragged": BOUND}, calls, point.read_bytes)
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specc.bench.gpu_timing import Row, checked, error, sets_for
-from specc.bench.kernels_attention_cases import Inputs, Point, exact, inputs
+from specc.bench.kernels_attention_cases import Inputs, Point, exact, inputs, repeated
 
 BOUND = 6e-3
 """Of a peer's bfloat16 output: some round more than once."""
@@ -213,6 +213,6 @@ def peer_rows(point: Point, with_flex: bool) -> Iterator[Row]:
             return {"o": error(runs[0](), expected)}
 
         def rest(make: Any = make, runs: list[Run] = runs) -> list[Run]:
-            return [*runs, *(make(one, point) for one in many[1:])]
+            return repeated([*runs, *(make(one, point) for one in many[1:])])
 
         yield checked({"peer": name, **point.label}, errors, {"o": BOUND}, rest, point.read_bytes)

@@ -147,7 +147,8 @@ def attention_split(
         position = tl.load(positions + wide * M + tl.minimum(token, M - 1)).to(tl.int32)
         low = tl.min(position, 0) - window + 1
     first, clear, end = columns_of(committed, low, tile, M, R, C, offset, G, BM, CAUSAL, WINDOW, SEPARATE)
-    start, full, count = first // BN, clear // BN, tl.cdiv(end, BN) - first // BN
+    # The tail's steps take longer: it counts one more.
+    start, full, count = first // BN, clear // BN, tl.cdiv(end, BN) - first // BN + 1
     parts = tl.minimum(S, tl.cdiv(count, LEAST))
     # Parts that have nothing to do get an empty range.
     start, stop = start + count * tl.minimum(part, parts) // parts, start + count * tl.minimum(part + 1, parts) // parts
@@ -184,27 +185,34 @@ def attention_split(
         tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inner[None, :])
 
 
-@triton.jit(do_not_specialize=["tiles", "M", "HKV", "S"])
-def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+@triton.jit(do_not_specialize=["tiles", "M", "HKV", "S", "turn"])
+def attention_merge(partial, lse, out, tiles, M, HKV, S, turn, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
                     BM: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """out [B,M,HKV*G,D] from the parts of `attention_split`; grid (M*G, HKV, B). SP: S or more, in steps of STEP."""
+    """out [B,M,HKV*G,D] from the parts of `attention_split`; grid (M*G, HKV, B). SP: S or more, in steps of STEP.
+
+    From turn 0 on there is a turn that touches no memory, before the wait for the parts: it brings the instructions
+    to where they are needed, which the committed rows have meanwhile driven out of the caches.
+    """
     packed, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
-    part = tl.arange(0, SP)
-    top = tl.max(tl.load(lse + at + part, mask=part < S, other=float("-inf")), 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    d = tl.arange(0, DP)
-    total, acc = tl.zeros([STEP], tl.float32), tl.zeros([DP], tl.float32)
-    for begin in tl.static_range(0, SP, STEP):
-        some = begin + tl.arange(0, STEP)
-        share = tl.exp2(tl.load(lse + at + some, mask=some < S, other=float("-inf")) - top)
-        here = (share > 0)[:, None] & (d < D)[None, :]
-        rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
-        total += share
-        acc += tl.sum(rows * share[:, None], 0)
-    whole = tl.sum(total, 0)
     row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
-    tl.store(out + row * D + d, rounded(acc / tl.where(whole > 0, whole, 1.0), out), mask=d < D)
+    d = tl.arange(0, DP)
+    for now in tl.range(turn, 2):
+        if PDL and now == 1:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+        known = S * now
+        part = tl.arange(0, SP)
+        top = tl.max(tl.load(lse + at + part, mask=part < known, other=float("-inf")), 0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        total, acc = tl.zeros([STEP], tl.float32), tl.zeros([DP], tl.float32)
+        for begin in tl.range(0, S, STEP):
+            some = begin + tl.arange(0, STEP)
+            share = tl.exp2(tl.load(lse + at + some, mask=some < known, other=float("-inf")) - top)
+            here = (share > 0)[:, None] & (d < D)[None, :]
+            rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
+            total += share
+            acc += tl.sum(rows * share[:, None], 0)
+        whole = tl.sum(total, 0)
+        result = rounded(acc * (1.0 / tl.where(whole > 0, whole, 1.0)), out)
+        tl.store(out + row * D + d, result, mask=(d < D) & (now == 1))

@@ -43,6 +43,11 @@ def boxes(cache: Tensor, rows: int) -> TensorDescriptor | None:
     return TensorDescriptor(cache, [whole * inside, heads * dim], [stride, 1], [rows, dim])
 
 
+def part_type(q: Tensor) -> torch.dtype:
+    """Of the parts' results before they are merged."""
+    return torch.float32
+
+
 def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
     """How many parts so many columns are split into, for all tiles of all heads and sequences to fill the device."""
     return max(1, min(config.programs // tiles, MOST_PARTS, -(-columns // (config.bn * config.least))))
@@ -85,7 +90,7 @@ def attend(
     partial = lse = out
     if parts > 1:
         places = batch * shared * tiles * config.rows * parts
-        partial = torch.empty(places * dim, dtype=q.dtype, device=q.device)
+        partial = torch.empty(places * dim, dtype=part_type(q), device=q.device)
         lse = torch.empty(places, dtype=torch.float32, device=q.device)
     k_new, v_new = fresh or (q, q)
     k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
@@ -113,9 +118,9 @@ def attend(
     if parts > 1:
         rounds = power_of_two(parts)
         attention_merge[(tokens * group, shared, batch)](
-            partial, lse, out, tiles, tokens, shared, parts,
+            partial, lse, out, tiles, tokens, shared, parts, 0 if pdl else 1,
             G=group, D=dim, DP=padded, BM=config.rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
-            num_warps=4, **dependent,
+            num_warps=1, **dependent,
         )  # fmt: skip
     return out
 
