@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from specc.backends.printing.dialect import Call, Variant
-from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, draft, linear, sampling, vocab
+from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, draft, linear, moe, sampling, vocab
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -45,6 +45,7 @@ FUNCTIONS: tuple[Function, ...] = (
     draft.pack_tree,
     draft.score_rank,
     linear.fused_linear,
+    moe.moe,
     sampling.counter_uniform,
     sampling.counter_uniform_rows,
     sampling.reject_tree,
