@@ -35,14 +35,12 @@ from specc.bench.gpu_timing import (
     sets_for,
 )
 from specc.bench.kernels_attention_cases import POINTS, Inputs, Point, call, candidates, exact, inputs, ragged, repeated
-from specc.bench.kernels_attention_peers import peer_rows
+from specc.bench.kernels_attention_peers import peer_rows, peers_of, warm_up_peer
 from specc.bench.results import RESULTS
 from specc.bench.tune import best_of
 
 BOUND = 4e-3
 """Of a bfloat16 output: half an ulp of it and of the weights of V."""
-FLEXED = {(16, 1, 1024), (16, 1, 32768), (16, 8, 4096), (16, 8, 32768), (16, 32, 4096), (64, 1, 32768)}
-"""(nodes, batch, context) where FlexAttention is compiled: it takes long."""
 
 
 def configs_of(point: Point, search: bool) -> list[AttentionConfig]:
@@ -58,7 +56,7 @@ def warm_up(point: Point, config: AttentionConfig) -> None:
     torch.cuda.synchronize()
 
 
-def compile_all(points: Sequence[Point], search: bool) -> None:
+def compile_all(points: Sequence[Point], search: bool, peers: bool) -> None:
     """Every kernel of the points at once, so that no time goes to compiling one after the other."""
     jobs: dict[tuple[object, ...], Call] = {}
     for point in points:
@@ -68,7 +66,10 @@ def compile_all(points: Sequence[Point], search: bool) -> None:
             split = parts_of(config, tiles, small.context) > 1
             same = (point.heads, point.shared, point.dim, point.page, point.chain, config, split)
             jobs.setdefault(same, partial(warm_up, small, config))
-    compiled_in_parallel(list(jobs.values()))
+    # What takes longest first.
+    others = [partial(warm_up_peer, point, name) for point in points if peers for name in reversed(peers_of(point))]
+    others.sort(key=lambda job: "Flex" not in job.args[1])
+    compiled_in_parallel([*others, *jobs.values()])
 
 
 def rows_of(point: Point, configs: Sequence[AttentionConfig]) -> Iterator[Row]:
@@ -95,7 +96,7 @@ def errors_of(cases: Sequence[tuple[Inputs, torch.Tensor]], config: AttentionCon
 
 def measure(result: Report, points: Sequence[Point], search: bool, peers: bool, deadline: float) -> list[str]:
     """Rows of all points, then of the peers; returns what there was no time for."""
-    compile_all(points, search)
+    compile_all(points, search, peers)
     print(f"# compiled, {deadline - time.monotonic():.0f} s left", flush=True)
     left = []
     for point in points:
@@ -105,21 +106,11 @@ def measure(result: Report, points: Sequence[Point], search: bool, peers: bool, 
         for row in rows_of(point, configs_of(point, search)):
             result.add(row)
     for point in points if peers else ():
-        # The slow one to compile comes last.
         if time.monotonic() > deadline:
             left.append(f"peers at {point}")
             continue
-        for row in peer_rows(point, False):
+        for row in peer_rows(point):
             result.add(row)
-    for point in points if peers else ():
-        if (point.nodes, point.batch, point.context) not in FLEXED or point.page or point.chain or point.dim != 128:
-            continue
-        if time.monotonic() > deadline:
-            left.append(f"FlexAttention at {point}")
-            continue
-        for row in peer_rows(point, True):
-            if row["peer"].startswith("Flex"):
-                result.add(row)
     return left
 
 

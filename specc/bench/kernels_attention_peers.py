@@ -24,6 +24,8 @@ from specc.bench.kernels_attention_cases import Inputs, Point, exact, inputs, re
 BOUND = 6e-3
 """Of a peer's bfloat16 output: some round more than once."""
 SGLANG = "sglang.srt.layers.attention.triton_ops"
+FLEXED = {(16, 1, 1024), (16, 1, 32768), (16, 8, 32768), (16, 32, 4096), (64, 1, 32768)}
+"""(nodes, batch, context) of the points at which FlexAttention is measured."""
 SPLITS = ((16, 32, 4), (32, 32, 4), (64, 32, 4), (64, 64, 4))
 """(splits, columns a step, warps) to try of the split-KV verify kernel beside its own choice."""
 Run = Callable[[], Tensor]
@@ -173,34 +175,33 @@ def sglang_verify(one: Inputs, point: Point, choice: tuple[int, int, int] | None
     return run
 
 
-def peers_of(point: Point, with_flex: bool) -> dict[str, Callable[[Inputs, Point], Run]]:
-    """What can be asked about a point."""
+def peers_of(point: Point) -> dict[str, Callable[[Inputs, Point], Run]]:
+    """What can be asked about a point. FlexAttention takes long to compile: only where `FLEXED` has the point."""
     if point.page:
         return {}
+    joined: dict[str, Callable[[Inputs, Point], Run]] = {"prefix + block + LSE": prefix_block}
     if point.chain:
-        stock: dict[str, Callable[[Inputs, Point], Run]] = {
-            "sglang verify_splitkv": partial(sglang_verify, choice=None),
-            "prefix + block + LSE": prefix_block,
-        }
-        return stock | {
-            f"sglang verify_splitkv {choice}": partial(sglang_verify, choice=choice)
-            for choice in SPLITS
-        }  # fmt: skip
-    flexes: dict[str, Callable[[Inputs, Point], Run]] = {
+        tuned = {f"sglang verify_splitkv {choice}": partial(sglang_verify, choice=choice) for choice in SPLITS}
+        return joined | {"sglang verify_splitkv": partial(sglang_verify, choice=None)} | tuned
+    joined |= {"SDPA with mask": sdpa, "sglang extend_attention": sglang_extend}
+    if point.dim != 128 or (point.nodes, point.batch, point.context) not in FLEXED:
+        return joined
+    return joined | {
         "FlexAttention": partial(flex, building=False),
         "FlexAttention, mask built in the call": partial(flex, building=True),
     }
-    plain: dict[str, Callable[[Inputs, Point], Run]] = {
-        "SDPA with mask": sdpa,
-        "prefix + block + LSE": prefix_block,
-        "sglang extend_attention": sglang_extend,
-    }
-    return plain | (flexes if with_flex else {})
 
 
-def peer_rows(point: Point, with_flex: bool) -> Iterator[Row]:
+def warm_up_peer(point: Point, name: str) -> None:
+    """Compile what a peer needs at a point, in a process of its own."""
+    torch.cuda.set_device(0)
+    peers_of(point)[name](inputs(point, 0), point)()
+    torch.cuda.synchronize()
+
+
+def peer_rows(point: Point) -> Iterator[Row]:
     """All peers at one point, each checked against float64 first."""
-    chosen = peers_of(point, with_flex)
+    chosen = peers_of(point)
     if not chosen:
         return
     many = [inputs(point, seed) for seed in range(sets_for(point.read_bytes, 64))]
