@@ -61,6 +61,7 @@ def test_steps_equal_the_reference(cell: Cell) -> None:
         both.whole_step()
         both.speculate()
         both.speculate(seed=number)
+        both.plain_step()
         both.decode()
     both.whole_step()
     assert both.ties * 10 <= both.compared
