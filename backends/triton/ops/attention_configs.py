@@ -22,35 +22,38 @@ class AttentionConfig:
     registers: int = 0
 
 
+ALWAYS = 1 << 30
 ATTENTION = {
-    (64, 16): AttentionConfig(rows=16, bn=64, warps=4, stages=4, programs=264),
-    (64, 64): AttentionConfig(rows=64, bn=64, warps=4, stages=4, programs=264),
-    (64, 128): AttentionConfig(rows=128, bn=128, warps=8, stages=3, programs=132),
-    (128, 16): AttentionConfig(rows=16, bn=64, warps=4, stages=3, programs=264),
-    (128, 64): AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=264),
-    (128, 128): AttentionConfig(rows=128, bn=128, warps=8, stages=2, programs=132),
-    (256, 16): AttentionConfig(rows=16, bn=32, warps=4, stages=3, programs=264),
-    (256, 64): AttentionConfig(rows=64, bn=32, warps=4, stages=3, programs=132),
-    (256, 128): AttentionConfig(rows=128, bn=32, warps=8, stages=3, programs=132),
+    64: (
+        (16, AttentionConfig(rows=16, bn=64, warps=4, stages=4, programs=132)),
+        (64, AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132)),
+        (ALWAYS, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=396)),
+    ),
+    128: (
+        (16, AttentionConfig(rows=16, bn=64, warps=4, stages=3, programs=264)),
+        (64, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=132)),
+        (ALWAYS, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=264)),
+    ),
+    256: (
+        (16, AttentionConfig(rows=16, bn=32, warps=4, stages=3, programs=264, bt=16)),
+        (ALWAYS, AttentionConfig(rows=64, bn=32, warps=8, stages=3, programs=132, bt=16)),
+    ),
 }
-"""For 16-bit rows by (head dim, rows of a tile)."""
+"""For 16-bit rows by head dim: configurations with the largest number of packed rows that they are for."""
 
 ATTENTION_FLOAT32 = {
-    (64, 16): AttentionConfig(rows=16, bn=32, warps=4, stages=2, programs=264),
-    (128, 16): AttentionConfig(rows=16, bn=32, warps=4, stages=2, programs=132),
-    (256, 16): AttentionConfig(rows=16, bn=16, warps=4, stages=2, programs=132, bt=16),
+    64: ((ALWAYS, AttentionConfig(rows=16, bn=32, warps=4, stages=2, programs=264)),),
+    128: ((ALWAYS, AttentionConfig(rows=16, bn=32, warps=4, stages=2, programs=132)),),
+    256: ((ALWAYS, AttentionConfig(rows=16, bn=16, warps=4, stages=2, programs=132, bt=16)),),
 }
-"""For float32 rows: tiles have 16 rows."""
+"""For float32 rows."""
 
 MOST_PARTS = 128
 
 
 def attention_config(dim: int, packed: int, wide: bool) -> AttentionConfig:
-    """The configuration for a head dim (padded), packed rows and float32 (`wide`); that of the nearest geometry.
-
-    A tile has a power of two of rows, as many as there are if possible, so that few tiles read the same columns.
-    """
+    """The configuration for a head dim, packed rows and float32 (`wide`); that of the nearest head dim."""
     table = ATTENTION_FLOAT32 if wide else ATTENTION
-    rows = min(max(known[1] for known in table), max(16, 1 << (packed - 1).bit_length()))
-    nearest = min(table, key=lambda known: (abs(known[0] - dim), abs(known[1] - rows)))
-    return replace(table[nearest], rows=rows) if table[nearest].rows < rows else table[nearest]
+    near = min(table, key=lambda known: abs(known - dim))
+    config = next(config for most, config in table[near] if packed <= most)
+    return replace(config, rows=min(config.rows, max(16, 1 << (packed - 1).bit_length())))
