@@ -129,7 +129,7 @@ def best_places(
     place = tl.arange(0, SIZE)[None, :]
     taken = tl.broadcast_to(place >= COUNT, [ROWS, SIZE])
     found = tl.full([ROWS, K_SIZE], 0, tl.int32)
-    for turn in tl.static_range(K):
+    for turn in range(K):
         # The place of the greatest free key: of the free places whose key no free key exceeds, the first.
         greatest = tl.max(tl.where(taken, lowest(keys), keys), 1)
         first = tl.min(tl.where((keys == greatest[:, None]) & (taken == 0), place, SIZE), 1)

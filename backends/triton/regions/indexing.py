@@ -186,7 +186,7 @@ def cat(w: Writer, node: Node) -> Parts:
     if dim < 0 or any(w.kind.lead(tensor.meta["val"].shape) != lead for tensor in tensors):
         raise Unsupported("it joins rows")
     dtype = node.meta["val"].dtype
-    pieces = tuple(w.value(tensor) for tensor in tensors)
+    pieces = tuple(w.value(tensor) for tensor in tensors if 0 not in tensor.meta["val"].shape)
     if any(piece.dtype != dtype for piece in pieces):
         pieces = tuple(cast(w, w.block(piece), dtype) for piece in pieces)
     return Parts(pieces, dim, shape, dtype, lead)
@@ -203,12 +203,12 @@ def pad(w: Writer, node: Node) -> Value:
         dim = len(value.shape) - 1 - place // 2
         if dim < 0 or min(sizes) < 0:
             raise Unsupported("it pads rows")
-        pieces: list[Value] = [value]
+        pieces: list[Value] = [] if 0 in value.shape else [value]
         for at, size in ((0, sizes[place]), (1, sizes[place + 1])):
             if size:
                 shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
                 pieces.insert(0 if at == 0 else len(pieces), Block(number, dtype, shape, (), value.lead, literal=True))
-        if len(pieces) > 1:
+        if pieces != [value]:
             total = sum(piece.shape[dim] for piece in pieces)
             value = Parts(tuple(pieces), dim, (*value.shape[:dim], total, *value.shape[dim + 1 :]), dtype, value.lead)
     return value

@@ -27,7 +27,7 @@ POLICIES = ("token", "batch")
 MOST_OPERANDS = 96
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """A region while it grows, or one node outside (kind None)."""
 
@@ -159,16 +159,11 @@ class Partition:
 
     def candidates(self, node: Node, kind: Kind) -> Iterator[Group]:
         """Groups that can take the node, the best first: those that it reads from, then the latest."""
-        inputs = set(anchors((node.args, node.kwargs)))
-        near = {self.group_of[owner(item)].number for item in inputs if owner(item) in self.group_of}
+        near = {self.group_of[item].number for item in self.behind(node)}
         same = [group for group in self.groups if group.kind == kind]
         for group in sorted(same, key=lambda item: (item.number not in near, -item.number)):
-            related = group.number in near or kind.rows is None or self._shares(group, inputs)
-            if related and self.compatible(node, group) and not self.leads_back(node, group):
+            if self.compatible(node, group) and not self.leads_back(node, group):
                 yield group
-
-    def _shares(self, group: Group, inputs: set[Node]) -> bool:
-        return any(inputs & set(anchors((item.args, item.kwargs))) for item in group.nodes)
 
     def compatible(self, node: Node, group: Group) -> bool:
         """A kernel reads before it writes, and its programs do not wait for each other."""
@@ -196,6 +191,38 @@ class Partition:
             stack += self.groups[number].before
         return False
 
+    def sink(self) -> None:
+        """Move a node to the one other region that reads it, where the node takes nothing from its own: the value then
+        stays in registers."""
+        ordered = {item for node, found in self.orders.items() if found for item in (node, *found)}
+        for node in reversed(self.nodes):
+            group, readers = self.group_of[node], self._readers(node)
+            if node in ordered or len(readers) != 1 or group.kind is None:
+                continue
+            target = next(iter(readers))
+            own = {item for item in self.behind(node) if self.group_of[item] is group}
+            if target is group or target is None or target.kind != group.kind or own:
+                continue
+            group.nodes.remove(node)
+            place = {item: number for number, item in enumerate(self.nodes)}
+            target.nodes = sorted([*target.nodes, node], key=place.__getitem__)
+            target.before |= {self.group_of[item].number for item in self.behind(node)} - {target.number}
+            self.group_of[node] = target
+
+    def _readers(self, node: Node) -> set[Group | None]:
+        """Groups that read a node, free nodes followed; None stands for the graph's output."""
+        found: set[Group | None] = set()
+        stack = list(node.users)
+        while stack:
+            user = stack.pop()
+            if user in self.group_of:
+                found.add(self.group_of[user])
+            elif user.op == "output":
+                found.add(None)
+            else:
+                stack += user.users
+        return found
+
     # Results --------------------------------------------------------------------------------------------------
 
     def regions(self) -> list[Region]:
@@ -203,7 +230,7 @@ class Partition:
         read = self._read_outside()
         made = []
         for group in self.groups:
-            if group.kind is None:
+            if group.kind is None or not group.nodes:
                 continue
             if sum(LAUNCHES.get(node.target, 1) for node in group.nodes) < 2:
                 self.blocked |= {(node, kind): "it would be alone" for node in group.nodes for kind in POLICIES}
@@ -283,6 +310,7 @@ def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
     while True:
         attempt = Partition(module, policy, blocked, limit)
         attempt.run()
+        attempt.sink()
         before = len(blocked)
         regions = attempt.regions()
         if len(blocked) > before:

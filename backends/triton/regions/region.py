@@ -102,6 +102,8 @@ def resolver(region: Region) -> Callable[[Writer, Node], Value]:
     members, graph = frozenset(region.nodes), region.nodes[0].graph
 
     def resolve(w: Writer, node: Node) -> Value:
+        if (empty := w.empty(node)) is not None:
+            return empty
         computed = node in members or node.graph is not graph or is_free(node)
         if node.op != "call_function" or not computed or node.target not in EMIT:
             if node.graph is not graph:

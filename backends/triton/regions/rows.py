@@ -20,6 +20,8 @@ aten = torch.ops.aten
 
 def store(w: Writer, memory: Memory, value: Value, extra: str = "") -> None:
     """Note the stores of a value into memory of the same shape (behind all that is computed)."""
+    if 0 in memory.shape:
+        return
     if isinstance(value, Parts):
         first = 0
         for piece in value.pieces:

@@ -153,6 +153,14 @@ class Writer:
             self.loaded[key] = self.load(value)
         return self.loaded[key].reshaped(value.shape, axes, value.lead)
 
+    def empty(self, node: Node) -> Block | None:
+        """A value without elements: nothing of it is ever read."""
+        fake = node.meta.get("val")
+        if not isinstance(fake, torch.Tensor) or 0 not in fake.shape:
+            return None
+        lead = self.kind.lead(fake.shape)
+        return Block("0", fake.dtype, tuple(int(size) for size in fake.shape[lead:]), (), lead, literal=True)
+
     def input(self, node: Node) -> Memory | Block:
         """A tensor of the caller as memory, or a number of the caller (the index of a loop around the kernel)."""
         fake = node.meta["val"]
