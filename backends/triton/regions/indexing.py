@@ -12,7 +12,7 @@ from specc.backends.printing.naming import wanted_name
 from specc.backends.triton.regions.create import static_values, table_text
 from specc.backends.triton.regions.pointwise import cast, number_text
 from specc.backends.triton.regions.reduce import rest_dims
-from specc.backends.triton.regions.values import Block, Memory, Parts, Shape, Unsupported, Value, padded
+from specc.backends.triton.regions.values import Block, Memory, Overlay, Parts, Shape, Unsupported, Value, padded
 from specc.backends.triton.regions.views import at_index, flatten_block, unflatten_block
 from specc.backends.triton.regions.writer import Writer
 from specc.ir import ops
@@ -134,7 +134,7 @@ def index(w: Writer, node: Node) -> Value:
 
 
 def _with_ones(w: Writer, value: Value, count: int) -> Value:
-    if isinstance(value, Parts):
+    if isinstance(value, (Parts, Overlay)):
         value = w.block(value)
     shape = (*[1] * count, *value.shape)
     if isinstance(value, Memory):
@@ -186,10 +186,15 @@ def cat(w: Writer, node: Node) -> Parts:
     if dim < 0 or any(w.kind.lead(tensor.meta["val"].shape) != lead for tensor in tensors):
         raise Unsupported("it joins rows")
     dtype = node.meta["val"].dtype
-    pieces = tuple(w.value(tensor) for tensor in tensors if 0 not in tensor.meta["val"].shape)
+    pieces = tuple(_piece(w, tensor) for tensor in tensors if 0 not in tensor.meta["val"].shape)
     if any(piece.dtype != dtype for piece in pieces):
         pieces = tuple(cast(w, w.block(piece), dtype) for piece in pieces)
     return Parts(pieces, dim, shape, dtype, lead)
+
+
+def _piece(w: Writer, node: Node) -> Block | Memory | Parts:
+    value = w.value(node)
+    return w.block(value) if isinstance(value, Overlay) else value
 
 
 def pad(w: Writer, node: Node) -> Value:
@@ -214,11 +219,14 @@ def pad(w: Writer, node: Node) -> Value:
     return value
 
 
-def slice_scatter(w: Writer, node: Node) -> Parts:
-    """`slice_scatter` with fixed bounds: what stands before the part, the part, what stands behind it."""
+def slice_scatter(w: Writer, node: Node) -> Parts | Overlay:
+    """`slice_scatter`: what stands before the part, the part, what stands behind it; or a part at the place of a
+    loop's iteration."""
     given = named_arguments(node)
     dim = rest_dims(w, node, given.get("dim", 0))[0]
     start, end = given.get("start"), given.get("end")
+    if isinstance(start, Node):
+        return _overlay(w, node, dim, start)
     if not isinstance(start, int) or not isinstance(end, int) or given.get("step", 1) != 1 or start < 0:
         raise Unsupported("a part whose place is not known")
     base, source = w.value(given["self"]), w.value(given["src"])
@@ -232,6 +240,17 @@ def slice_scatter(w: Writer, node: Node) -> Parts:
     if end < shape[dim]:
         pieces.append(w.window(base, dim, end, shape[dim] - end))
     return Parts(tuple(pieces), dim, shape, base.dtype, lead)
+
+
+def _overlay(w: Writer, node: Node, dim: int, start: Node) -> Overlay:
+    given = named_arguments(node)
+    base, part = w.value(given["self"]), w.value(given["src"])
+    shape, lead = _rows(w, node)
+    if given.get("step", 1) != 1 or isinstance(part, Overlay) or base.dtype != part.dtype or part.lead != lead:
+        raise Unsupported("a part of other rows")
+    if isinstance(base, (Parts, Overlay)):
+        base = w.block(base)
+    return Overlay(base, part, dim, w.block(start).text, shape, base.dtype, lead)
 
 
 def roll(w: Writer, node: Node) -> Block:

@@ -246,7 +246,8 @@ class Partition:
             if node.op not in ("call_function", "output") or (node.op == "call_function" and is_free(node)):
                 continue
             reader = self.group_of.get(node)
-            for item in anchors((node.args, node.kwargs)):
+            printed = reader is None or reader.kind is None
+            for item in anchors((node.args, node.kwargs), printed=printed):
                 source = self.group_of.get(owner(item))
                 if source is not None and source is not reader:
                     found.setdefault(item, set()).add(source.number)

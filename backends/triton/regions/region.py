@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch.fx import Node
 from specc.backends.printing.literals import literal
 from specc.backends.printing.names import Names
 from specc.backends.triton.regions.create import CREATE
+from specc.backends.triton.regions.fused import FUSED
 from specc.backends.triton.regions.indexing import INDEXING
 from specc.backends.triton.regions.reduce import REDUCE
 from specc.backends.triton.regions.rows import store
@@ -115,7 +117,8 @@ def resolver(region: Region) -> Callable[[Writer, Node], Value]:
             _check(w, node, made)
         except Unsupported:
             # A view that can't be followed is read as it is.
-            if node in members or node.graph is not graph or not isinstance(node.meta.get("val"), torch.Tensor):
+            inside = node.graph is not graph or _rests_on(node, members)
+            if inside or not isinstance(node.meta.get("val"), torch.Tensor):
                 raise
             return w.input(node)
         return made
@@ -123,14 +126,25 @@ def resolver(region: Region) -> Callable[[Writer, Node], Value]:
     return resolve
 
 
+def _rests_on(node: Node, members: frozenset[Node]) -> bool:
+    """Whether a free node is made from a member, or is one."""
+    if node in members:
+        return True
+    attached = node.target is operator.getitem
+    return (attached or is_free(node)) and any(
+        _rests_on(item, members) for item in flat_nodes((node.args, node.kwargs))
+    )
+
+
 def _same_rows(w: Writer, node: Node) -> None:
     """Raises Unsupported where a node that works within rows makes rows of another kind."""
-    fake = node.meta.get("val")
-    if node.target in INDEXING or node.target in REDUCE:
-        assert isinstance(fake, torch.Tensor)
-        leads = {w.kind.lead(item.meta["val"].shape) for item in _tensors(node)} - {0}
-        if len(leads) > 1 or leads - {w.kind.lead(fake.shape)}:
-            raise Unsupported("operands of other rows")
+    if node.target not in INDEXING and node.target not in REDUCE and node.target not in FUSED:
+        return
+    fakes = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+    leads = {w.kind.lead(item.meta["val"].shape) for item in _tensors(node)} - {0}
+    leads |= {w.kind.lead(fake.shape) for fake in fakes}
+    if len(leads) > 1:
+        raise Unsupported("operands of other rows")
 
 
 def _tensors(node: Node) -> list[Node]:

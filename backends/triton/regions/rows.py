@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx import Node
 
 from specc.backends.printing.naming import wanted_name
 from specc.backends.triton.regions.pointwise import cast
-from specc.backends.triton.regions.values import Block, Memory, Parts, Unsupported, Value, padded
+from specc.backends.triton.regions.values import Block, Memory, Overlay, Parts, Unsupported, Value, padded
 from specc.backends.triton.regions.writer import Writer
 from specc.ir import ops
 from specc.ir.scope import named_arguments
@@ -21,6 +22,9 @@ aten = torch.ops.aten
 def store(w: Writer, memory: Memory, value: Value, extra: str = "") -> None:
     """Note the stores of a value into memory of the same shape (behind all that is computed)."""
     if 0 in memory.shape:
+        return
+    if isinstance(value, Overlay):
+        _store_overlay(w, memory, value, extra)
         return
     if isinstance(value, Parts):
         first = 0
@@ -42,6 +46,19 @@ def store(w: Writer, memory: Memory, value: Value, extra: str = "") -> None:
     masks = w.masks(memory.shape, axes) + ([f"({extra})"] if extra else [])
     guard = f", mask={' & '.join(masks)}" if masks else ""
     w.stores.append(f"tl.store({address}, {text}{guard})")
+
+
+def _store_overlay(w: Writer, memory: Memory, value: Overlay, extra: str) -> None:
+    """The base where the part is not, and the part."""
+    dim, size = value.dim, value.part.shape[value.dim]
+    axes = tuple(at for at, count in enumerate(memory.shape) if count > 1)
+    at, stride = w.index(memory.shape, axes, dim), memory.dims[dim][0][1]
+    around = f"(({at} < {value.start}) | ({at} >= {value.start} + {size}))"
+    store(w, memory, value.base, f"{extra} & {around}" if extra else around)
+    shape = (*memory.shape[:dim], size, *memory.shape[dim + 1 :])
+    dims = (*memory.dims[:dim], ((size, stride),), *memory.dims[dim + 1 :])
+    place = replace(memory, shape=shape, dims=dims, offset=(*memory.offset, f"{value.start} * {stride}"))
+    store(w, place, value.part, extra)
 
 
 def _target(w: Writer, node: Any) -> Memory:

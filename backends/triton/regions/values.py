@@ -96,7 +96,23 @@ class Parts:
     lead: int
 
 
-Value = Block | Memory | Parts
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """`base` with `part` in the place of elements from `start` (an index that the kernel is given) on along `dim`.
+
+    It can only be stored.
+    """
+
+    base: Block | Memory
+    part: Block | Memory | Parts
+    dim: int
+    start: str
+    shape: Shape
+    dtype: torch.dtype
+    lead: int
+
+
+Value = Block | Memory | Parts | Overlay
 
 
 def contiguous(shape: Shape) -> tuple[Factors, ...]:

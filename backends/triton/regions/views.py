@@ -14,6 +14,7 @@ from specc.backends.triton.regions.values import (
     Block,
     Factors,
     Memory,
+    Overlay,
     Parts,
     Shape,
     Unsupported,
@@ -50,7 +51,7 @@ def _rows(w: Writer, node: Node) -> Shape:
 
 def _source(w: Writer, node: Node) -> Value:
     value = w.value(node.args[0])  # type: ignore[arg-type]
-    return w.block(value) if isinstance(value, Parts) else value
+    return w.block(value) if isinstance(value, (Parts, Overlay)) else value
 
 
 def relabelled(w: Writer, node: Node) -> Value:
@@ -129,7 +130,7 @@ def select(w: Writer, node: Node) -> Value:
 def without(w: Writer, value: Value, dim: int) -> Value:
     """A value without a dim of size 1."""
     shape = (*value.shape[:dim], *value.shape[dim + 1 :])
-    if isinstance(value, Parts):
+    if isinstance(value, (Parts, Overlay)):
         value = w.block(value)
     if isinstance(value, Memory):
         return replace(value, shape=shape, dims=(*value.dims[:dim], *value.dims[dim + 1 :]))

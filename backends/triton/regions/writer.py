@@ -16,6 +16,7 @@ from specc.backends.triton.regions.values import (
     Block,
     Factors,
     Memory,
+    Overlay,
     Parts,
     Shape,
     Unsupported,
@@ -142,6 +143,8 @@ class Writer:
         value = self.value(node) if isinstance(node, Node) else node
         if isinstance(value, Block):
             return value
+        if isinstance(value, Overlay):
+            raise Unsupported("a part at a computed place, which is not only stored")
         if isinstance(value, Parts):
             if value not in self.loaded:
                 self.loaded[value] = self.join(value)
@@ -283,6 +286,8 @@ class Writer:
 
     def window(self, value: Value, dim: int, start: int, size: int) -> Value:
         """Elements [start, start + size) along `dim`; those outside the value hold anything."""
+        if isinstance(value, Overlay):
+            value = self.block(value)
         shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
         inside = start >= 0 and start + size <= value.shape[dim]
         if isinstance(value, Memory):
