@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.dot import dot_rows, rounded
 
 
@@ -113,6 +114,30 @@ def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, D
             return tl.load(place, mask=(d < D)[None, :], other=0.0)
 
 
+@triton.jit
+def part_of(part, first, end, S, BN: tl.constexpr, LEAST: tl.constexpr):
+    """[start, stop): the steps of BN columns that are a part of [first, end); empty where there is nothing left."""
+    # The tail's steps take longer: it counts one more.
+    start, count = first // BN, tl.cdiv(end, BN) - first // BN + 1
+    parts = tl.minimum(S, tl.cdiv(count, LEAST))
+    return start + count * tl.minimum(part, parts) // parts, start + count * tl.minimum(part + 1, parts) // parts
+
+
+@triton.jit
+def prefetch_part(k_head, v_head, length, part, S, R, C, stride_kr, stride_vr, DP: tl.constexpr, BN: tl.constexpr,
+                  LEAST: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Asks for the first EARLY steps of a part's committed rows while the kernel in front still runs.
+
+    Nothing depends on what comes: the length may be an old one, rows may still be written. It must not stay in the L1.
+    """
+    committed = tl.minimum(tl.maximum(tl.load(length, cache_modifier=".cg").to(tl.int32), 1), C)
+    start, _ = part_of(part, tl.zeros_like(committed), committed + R, S, BN, LEAST)
+    row = tl.minimum(start * BN + tl.arange(0, EARLY * BN), committed - 1).to(tl.int64)[:, None]
+    line = (tl.arange(0, max(DP // 64, 1)) * 64)[None, :]
+    prefetch(k_head + row * stride_kr + line)
+    prefetch(v_head + row * stride_vr + line)
+
+
 @triton.jit(do_not_specialize=["tiles", "M", "R", "C", "offset", "window", "HKV", "S"])
 def attention_split(
     q, k_cache, v_cache, k_tiles, v_tiles, k_new, v_new, table, length, mask, positions, out, partial, lse,
@@ -121,7 +146,7 @@ def attention_split(
     stride_nb, stride_nr, stride_nh, stride_mb, stride_mm, stride_mr, stride_tb,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr,
-    PAGE: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail by BT.
 
@@ -129,16 +154,19 @@ def attention_split(
     weights (-inf: nothing seen, o is not written). Else out [B,M,HKV*G,D]. Strides are in elements. TMA: k_tiles,
     v_tiles are descriptors of the caches as [rows,HKV*D] with boxes of [BN,D].
     """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     part, b = tl.program_id(1), tl.program_id(2)
+    wide = b.to(tl.int64)
+    k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
+    if PDL:
+        if EARLY > 0 and not WINDOW and PAGE == 0:
+            prefetch_part(k_head, v_head, length + b, part, S, R, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     packed = tile * BM + tl.arange(0, BM)
     token, member = packed // G, packed % G
     d = tl.arange(0, DP)
-    inner, wide = d < D, b.to(tl.int64)
-    k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
+    inner = d < D
     row_table, committed = table + wide * stride_tb, tl.load(length + b).to(tl.int32)
     q_rows = q + wide * stride_qb + token * stride_qm + (head * G + member) * stride_qh
     x = tl.load(q_rows[:, None] + d[None, :], mask=(token < M)[:, None] & inner[None, :], other=0.0)
@@ -147,11 +175,8 @@ def attention_split(
         position = tl.load(positions + wide * M + tl.minimum(token, M - 1)).to(tl.int32)
         low = tl.min(position, 0) - window + 1
     first, clear, end = columns_of(committed, low, tile, M, R, C, offset, G, BM, CAUSAL, WINDOW, SEPARATE)
-    # The tail's steps take longer: it counts one more.
-    start, full, count = first // BN, clear // BN, tl.cdiv(end, BN) - first // BN + 1
-    parts = tl.minimum(S, tl.cdiv(count, LEAST))
-    # Parts that have nothing to do get an empty range.
-    start, stop = start + count * tl.minimum(part, parts) // parts, start + count * tl.minimum(part + 1, parts) // parts
+    full = clear // BN
+    start, stop = part_of(part, first, end, S, BN, LEAST)
     top = tl.full([BM], float("-inf"), tl.float32)
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     if not WINDOW:

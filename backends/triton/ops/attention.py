@@ -112,7 +112,7 @@ def attend(
         0 if table is None else table.stride(0),
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
-        TMA=k_tiles is not None and v_tiles is not None, SPLIT=parts > 1, PDL=pdl,
+        TMA=k_tiles is not None and v_tiles is not None, EARLY=config.early, SPLIT=parts > 1, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **options,
     )  # fmt: skip
     if parts > 1:

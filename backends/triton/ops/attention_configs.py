@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """`rows` of a tile, `bn` columns a step, `bt` in the tail with `ahead` stages; `programs` at once on the device;
-    `least` steps for a part of the columns; `tma`: bulk copies; `registers` a thread at most (0: any)."""
+    `least` steps for a part of the columns; `tma`: bulk copies; `early` steps asked for while the kernel in front runs
+    (a power of two or 0); `registers` a thread at most (0: any)."""
 
     rows: int
     bn: int
@@ -19,6 +20,7 @@ class AttentionConfig:
     bt: int = 32
     ahead: int = 2
     tma: bool = True
+    early: int = 0
     registers: int = 0
 
 
