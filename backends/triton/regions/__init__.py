@@ -6,7 +6,7 @@ with `Dialect(regions=plan)`.
 
 * `partition.py` decides which nodes go together: "batch" regions with one program per batch row (integers of
   acceptance, bookkeeping, tree building, masks, positions), "token" regions with one program per token row (norms,
-  rotations, gates, residuals).
+  rotations, gates, residuals); `schedule.py` writes them, leaves out what can't be, and finds the order to print in.
 * `region.py` writes a region; `table.py` lists the nodes it knows, each file beside it the lines for a kind of node;
   `writer.py` has names, loads, stores and the shapes of blocks (`values.py`).
 * `effects.py` keeps writes in order.

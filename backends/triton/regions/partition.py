@@ -7,9 +7,8 @@ possible when a kernel is written (`Blocked`) is left out, and the graph is divi
 
 from __future__ import annotations
 
-import heapq
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from specc.backends.triton.regions.create import CREATE
 from specc.backends.triton.regions.effects import orders, touched
-from specc.backends.triton.regions.region import LIMIT, Blocked, Emitted, Region, created_from, emit, is_free
+from specc.backends.triton.regions.region import Blocked, Region, created_from, emit, is_free
 from specc.backends.triton.regions.table import LAUNCHES, WORK
 from specc.backends.triton.regions.writer import Kind
 from specc.ir.dims import BATCH
@@ -35,20 +34,6 @@ class Group:
     kind: Kind | None
     nodes: list[Node] = field(default_factory=list)
     before: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One graph divided: its regions with their source, and everything (free nodes too) in an order to print.
-
-    `launches` is what it is chosen by; `reasons` says why a node is in no region of a kind.
-    """
-
-    regions: tuple[Region, ...]
-    emitted: dict[Region, Emitted]
-    order: tuple[Node | Region, ...]
-    launches: int
-    reasons: Mapping[tuple[Node, str], str]
 
 
 def is_attached(node: Node) -> bool:
@@ -97,7 +82,7 @@ def results(node: Node) -> list[Node]:
     return [node] if isinstance(node.meta.get("val"), torch.Tensor) and node.users else []
 
 
-def _items(node: Node) -> list[Node]:
+def items(node: Node) -> list[Node]:
     """The single results of a node that is a tuple."""
     is_tuple = isinstance(node.meta.get("val"), (tuple, list))
     return [user for user in node.users if user.target is operator.getitem] if is_tuple else []
@@ -225,9 +210,9 @@ class Partition:
 
     # Results --------------------------------------------------------------------------------------------------
 
-    def regions(self) -> list[Region]:
-        """The groups that are regions, each worth a kernel."""
-        read = self._read_outside()
+    def regions(self, printed: Iterable[Node] = ()) -> list[Region]:
+        """The groups that are regions, each worth a kernel; `printed` are free nodes that kernels read as they are."""
+        read = self._read_outside(printed)
         made = []
         for group in self.groups:
             if group.kind is None or not group.nodes:
@@ -239,11 +224,13 @@ class Partition:
             made.append(Region(group.kind, tuple(group.nodes), tuple(outputs)))
         return made
 
-    def _read_outside(self) -> dict[Node, set[int]]:
+    def _read_outside(self, printed_too: Iterable[Node]) -> dict[Node, set[int]]:
         """Anchor -> numbers of groups that own it where another group or the graph's output reads it."""
         found: dict[Node, set[int]] = {}
+        extra = set(printed_too)
         for node in self.module.graph.nodes:
-            if node.op not in ("call_function", "output") or (node.op == "call_function" and is_free(node)):
+            is_reader = node in extra or node.op == "output" or (node.op == "call_function" and not is_free(node))
+            if not is_reader:
                 continue
             reader = self.group_of.get(node)
             printed = reader is None or reader.kind is None
@@ -252,83 +239,3 @@ class Partition:
                 if source is not None and source is not reader:
                     found.setdefault(item, set()).add(source.number)
         return found
-
-    def ordered(self, regions: Sequence[Region]) -> tuple[Node | Region, ...]:
-        """Regions, free nodes and the rest in an order in which everything is there when it is read."""
-        unit_of: dict[Node, Node | Region] = {
-            item: region for region in regions for node in region.nodes for item in (node, *_items(node))
-        }
-        place = {node: number for number, node in enumerate(self.module.graph.nodes)}
-        calls = [node for node in place if node.op == "call_function"]
-        needs: dict[Node | Region, set[Node | Region]] = {}
-        for node in calls:
-            unit = unit_of.get(node, node)
-            if node.target is operator.getitem and node in unit_of:
-                continue
-            operands = self._operands(node, node in unit_of)
-            found = {unit_of.get(item, item) for item in operands if item.op == "call_function"}
-            found |= {unit_of.get(item, item) for item in self.orders.get(node, ())}
-            needs.setdefault(unit, set()).update(found - {unit})
-        keys = {
-            unit: max(place[node] for node in unit.nodes) if isinstance(unit, Region) else place[unit] for unit in needs
-        }
-        return tuple(_sorted(needs, keys))
-
-    @staticmethod
-    def _operands(node: Node, inside: bool) -> Iterable[Node]:
-        """What must stand before a node: a region follows free nodes itself."""
-        if inside:
-            return {owner(item) for item in anchors((node.args, node.kwargs))}
-        return {item for item in flat_nodes((node.args, node.kwargs)) if item.op != "get_attr"}
-
-
-def _sorted(needs: dict[Node | Region, set[Node | Region]], keys: dict[Node | Region, int]) -> Iterator[Node | Region]:
-    """Topological order, the least key first."""
-    waiting = {unit: len(found) for unit, found in needs.items()}
-    users: dict[Node | Region, list[Node | Region]] = {}
-    for unit, found in needs.items():
-        for item in found:
-            users.setdefault(item, []).append(unit)
-    ready = [(keys[unit], number, unit) for number, unit in enumerate(needs) if not waiting[unit]]
-    heapq.heapify(ready)
-    count, done = len(ready), 0
-    while ready:
-        _, _, unit = heapq.heappop(ready)
-        done += 1
-        yield unit
-        for user in users.get(unit, ()):
-            waiting[user] -= 1
-            if not waiting[user]:
-                count += 1
-                heapq.heappush(ready, (keys[user], len(needs) + count, user))
-    if done < len(needs):
-        raise AssertionError("regions wait for each other")
-
-
-def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
-    """One graph (not its loops' bodies) divided by one policy."""
-    blocked: dict[tuple[Node, str], str] = {}
-    while True:
-        attempt = Partition(module, policy, blocked, limit)
-        attempt.run()
-        attempt.sink()
-        before = len(blocked)
-        regions = attempt.regions()
-        if len(blocked) > before:
-            continue
-        emitted: dict[Region, Emitted] = {}
-        for region in regions:
-            try:
-                emitted[region] = emit(region, limit)
-            except Blocked as reason:
-                blocked[reason.node, region.kind.name] = str(reason)
-        if len(emitted) == len(regions):
-            inside = {node for region in regions for node in region.nodes}
-            outside = sum(LAUNCHES.get(node.target, 1) for node in attempt.nodes if node not in inside)
-            return Level(tuple(regions), emitted, attempt.ordered(regions), len(regions) + outside, blocked)
-        assert len(blocked) > before
-
-
-def plan_level(module: GraphModule, limit: int = LIMIT) -> Level:
-    """The better of the policies: where a node can be work per token or per batch row, which is preferred."""
-    return min((divide(module, policy, limit) for policy in POLICIES), key=lambda level: level.launches)

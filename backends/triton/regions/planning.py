@@ -11,8 +11,8 @@ from specc.backends.printing.literals import comment_text
 from specc.backends.printing.naming import is_automatic, wanted_name
 from specc.backends.printing.regions import Generated, Plan, RegionCall, Unit, planned
 from specc.backends.triton.regions import host
-from specc.backends.triton.regions.partition import Level, plan_level
 from specc.backends.triton.regions.region import Emitted, Region
+from specc.backends.triton.regions.schedule import Level, plan_level
 from specc.ir.edit import is_impure
 
 IMPORTS = {
