@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specc.backends.triton.ops.linear import Config, composed, launch_linear
+from specc.backends.triton.ops.linear import LinearConfig, composed
 from specc.bench.gpu_timing import (
     Report,
     Row,
@@ -47,15 +47,16 @@ from specc.bench.linear_cases import (
     operands,
     weights,
 )
+from specc.bench.linear_chain import chain_part, tuned_chain
 from specc.bench.results import RESULTS
 
 
-def text(config: Config) -> str:
+def text(config: LinearConfig) -> str:
     """A configuration in one line."""
     return " ".join([type(config).__name__, *(f"{name}={value}" for name, value in asdict(config).items())])
 
 
-def warm(gemm: Gemm, config: Config, rows: Sequence[int]) -> None:
+def warm(gemm: Gemm, config: LinearConfig, rows: Sequence[int]) -> None:
     """Compiles what a configuration needs (in a process of its own: compiled kernels are kept on disk)."""
     weight = torch.zeros(gemm.shape, device="cuda", dtype=torch.bfloat16)
     for count in rows:
@@ -63,7 +64,7 @@ def warm(gemm: Gemm, config: Config, rows: Sequence[int]) -> None:
     torch.cuda.synchronize()
 
 
-def one(gemm: Gemm, owner: str, config: Config, many: Sequence[Tensor], rows: int, invariant: bool) -> Row:
+def one(gemm: Gemm, owner: str, config: LinearConfig, many: Sequence[Tensor], rows: int, invariant: bool) -> Row:
     """A configuration at one number of rows: checked, then timed."""
     label = {"model": owner, "gemm": gemm.name, "weight": list(gemm.shape), "rows": rows, "config": text(config)}
     return checked(
@@ -106,68 +107,6 @@ def search_part(models: Sequence[Model], some: Sequence[int] | None = None) -> I
             del many
 
 
-Linear = Callable[[Gemm, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
-
-
-def own(dependent: bool, gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None) -> Tensor:
-    """One layer of the chain by the kernel."""
-    y = torch.empty(x.shape[0], gemm.features, device=x.device, dtype=x.dtype)
-    launch_linear(x, weight, None, norm, EPS, gemm.gated, residual, y, chosen(gemm), dependent)
-    return y
-
-
-def by_torch(gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None) -> Tensor:
-    """One layer of the chain by torch's kernels."""
-    return composed(x, weight, None, norm, EPS, "silu_mul" if gemm.gated else "none", residual)
-
-
-def product_only(gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None) -> Tensor:
-    """Only the product, by torch; of a gated layer only as much as the next one reads."""
-    return torch.nn.functional.linear(x, weight)[:, : gemm.features]
-
-
-def chain(owner: Model, linear: Linear, x: Tensor, layers: Sequence[Sequence[Tensor]], head: Tensor) -> Tensor:
-    """All linear layers of a model; what stands between mixer and o is left out (o reads the mixer's first columns)."""
-    norm = torch.ones(x.shape[1], device=x.device, dtype=x.dtype)
-    mixer, o, gate_up, down = owner.gemms
-    for weight in layers:
-        mixed = linear(mixer, x, weight[0], norm, None)[:, : o.hidden]
-        x = linear(o, mixed, weight[1], None, x)
-        x = linear(down, linear(gate_up, x, weight[2], norm, None), weight[3], None, x)
-    return linear(owner.head, x, head, norm, None)
-
-
-CHAINS: Mapping[str, Linear] = {
-    "dependent launches": partial(own, True),
-    "plain launches": partial(own, False),
-    "torch": by_torch,
-    "torch, products only": product_only,
-}
-
-
-def chain_part(models: Sequence[Model], some: Sequence[int] | None = None) -> Iterator[Row]:
-    """All linear layers of a model in one graph."""
-    for owner in models:
-        made = torch.Generator("cuda").manual_seed(0)
-
-        def random(*shape: int, made: torch.Generator = made) -> Tensor:
-            return (torch.randn(*shape, device="cuda", generator=made) * shape[-1] ** -0.5).bfloat16()
-
-        layers = [[random(*gemm.shape) for gemm in owner.gemms] for _ in range(owner.layers)]
-        head = random(*owner.head.shape)
-        for rows in some or (1, 4, 16, 32, 64):
-            x = random(rows, owner.gemms[0].hidden)
-            expected = chain(owner, by_torch, x, layers, head).double()
-            for name, linear in CHAINS.items():
-                run = partial(chain, owner, linear, x, layers, head)
-                row: Row = {"model": owner.name, "rows": rows, "chain": name}
-                row["read_us"] = round(owner.bytes / 4.3e6, 1)
-                if name != "torch, products only":
-                    row["from_torch"] = float((run().double() - expected).norm() / expected.norm())
-                    row["wrong"] = not row["from_torch"] < 0.05
-                yield row if row.get("wrong") else row | timed([run]).row()
-
-
 PARTS = {"gemm": gemm_part, "search": search_part, "chain": chain_part}
 
 
@@ -184,20 +123,16 @@ def compile_ahead(models: Sequence[Model], parts: Sequence[str]) -> None:
 
 
 def tune(result: Report, seconds: float) -> Mapping[str, str]:
-    """The fastest configuration of every layer: the least sum of its times for one and for 16 rows."""
-    begin, sums = time.monotonic(), dict[tuple[str, str], float]()
+    """The configurations with which a model's chain is fastest, layer by layer."""
+    begin, table = time.monotonic(), dict[str, str]()
     for owner in MODELS.values():
         if time.monotonic() - begin > seconds:
             break
         compile_ahead([owner], ["search"])
-        for row in guarded({"part": "search"}, search_part([owner])):
-            result.add({"part": "search", **row})
-            if "us" in row:
-                key = f"{row['model']} {row['gemm']}", row["config"]
-                sums[key] = sums.get(key, 0.0) + row["us"]
-    return {
-        layer: min((sum_, config) for (name, config), sum_ in sums.items() if name == layer)[1] for layer, _ in sums
-    }
+        for row in guarded({"part": "tune", "model": owner.name}, tuned_chain(owner)):
+            result.add({"part": "tune", **row})
+            table |= {f"{owner.name} {name}": found for name, found in row.get("table", {}).items()}
+    return table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

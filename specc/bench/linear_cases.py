@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from specc.backends.triton.ops.linear import (
-    Config,
-    LinearConfig,
-    ResidentConfig,
-    composed,
-    launch_linear,
-    linear_config,
-)
+from specc.backends.triton.ops.linear import LinearConfig, composed, launch_linear, linear_config
 from specc.bench.gpu_timing import Call, error, poison, sets_for
 
 EPS = 1e-6
@@ -96,7 +89,7 @@ class Operands:
     residual: Tensor | None
     y: Tensor
 
-    def launch(self, gemm: Gemm, config: Config, rows: slice = slice(None), dependent: bool = True) -> None:
+    def launch(self, gemm: Gemm, config: LinearConfig, rows: slice = slice(None), dependent: bool = True) -> None:
         """The kernel on some rows."""
         residual = None if self.residual is None else self.residual[rows]
         x, y = self.x[rows], self.y[rows]
@@ -136,7 +129,7 @@ def weights(gemm: Gemm, seed: int = 0) -> list[Tensor]:
     ]
 
 
-def errors(gemm: Gemm, config: Config, weight: Tensor, rows: int, invariant: bool) -> dict[str, float]:
+def errors(gemm: Gemm, config: LinearConfig, weight: Tensor, rows: int, invariant: bool) -> dict[str, float]:
     """Relative error of y against float64, and with `invariant` how many rows' bits depend on the number of rows."""
     one = operands(gemm, rows, weight)
     poison(one.y)
@@ -152,7 +145,7 @@ def errors(gemm: Gemm, config: Config, weight: Tensor, rows: int, invariant: boo
     return found
 
 
-def different_rows(gemm: Gemm, config: Config, weight: Tensor) -> int:
+def different_rows(gemm: Gemm, config: LinearConfig, weight: Tensor) -> int:
     """Rows among 64 whose bits are others alone, in the middle, or among fewer."""
     whole = operands(gemm, 64, weight, seed=1)
     whole.launch(gemm, config)
@@ -165,7 +158,7 @@ def different_rows(gemm: Gemm, config: Config, weight: Tensor) -> int:
     return wrong
 
 
-def calls(gemm: Gemm, config: Config, many: Sequence[Tensor], rows: int) -> list[Call]:
+def calls(gemm: Gemm, config: LinearConfig, many: Sequence[Tensor], rows: int) -> list[Call]:
     """One call per weight."""
     each = operands(gemm, rows, many[0])
     return [
@@ -174,65 +167,66 @@ def calls(gemm: Gemm, config: Config, many: Sequence[Tensor], rows: int) -> list
     ]
 
 
-def chosen(gemm: Gemm) -> Config:
+def chosen(gemm: Gemm) -> LinearConfig:
     """The table's configuration."""
-    return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16, gemm.norm)
+    return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16)
 
 
-NORMED = (
-    *(LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=ahead) for ahead in (0, 256, 512, 1024)),
-    *(LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, ahead=ahead) for ahead in (0, 512)),
-    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=8),
-    LinearConfig(bf=64, bk=256, kw=1, split=1, warps=8, stages=4, ahead=512),
-    *(LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=ahead) for ahead in (0, 512)),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=5, ahead=512),
-    LinearConfig(bf=32, bk=128, kw=2, split=1, warps=2, stages=6, ahead=512),
-)
-GATED = (
-    *(LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, ahead=ahead) for ahead in (0, 512)),
-    *(LinearConfig(bf=32, bk=128, kw=1, split=1, warps=4, stages=5, ahead=ahead) for ahead in (0, 512)),
-    LinearConfig(bf=32, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512),
-    LinearConfig(bf=64, bk=128, kw=1, split=3, warps=8, stages=3),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
-    LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=512),
-)
-PLAIN = (
-    *(LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, ahead=ahead) for ahead in (0, 2048)),
-    *(LinearConfig(bf=16, bk=256, kw=2, split=1, warps=2, stages=8, ahead=ahead) for ahead in (512, 2048)),
-    LinearConfig(bf=16, bk=512, kw=4, split=1, warps=4, stages=4, ahead=2048),
-    LinearConfig(bf=32, bk=256, kw=4, split=2, warps=4, stages=5, ahead=1024),
-    *(LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5, ahead=ahead) for ahead in (0, 256, 1408)),
-    LinearConfig(bf=64, bk=128, kw=1, split=8, warps=4, stages=5),
-    LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8),
-)
-SMALL: tuple[Config, ...] = (
-    *(LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=ahead) for ahead in (512, 2048)),
-    LinearConfig(bf=16, bk=64, kw=1, split=1, warps=1, stages=10, ahead=2048),
-    LinearConfig(bf=16, bk=128, kw=4, split=1, warps=4, stages=6, ahead=2048),
-    LinearConfig(bf=16, bk=256, kw=2, split=1, warps=2, stages=4, ahead=2048),
-    LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048),
-    LinearConfig(bf=8, bk=128, kw=2, split=1, warps=2, stages=6, ahead=2048),
-    ResidentConfig(bf=8, piece=256, kw=4, programs=264, stages=2, ahead=2048),
-)
-NARROW_HEAD = (
-    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
-    LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=5),
-    LinearConfig(bf=64, bk=64, kw=1, split=1, warps=4, stages=8),
-    LinearConfig(bf=128, bk=64, kw=1, split=1, warps=8, stages=6),
-)
+def config(bf: int, bk: int, kw: int, split: int, warps: int, stages: int) -> LinearConfig:
+    """Without anything ahead."""
+    return LinearConfig(bf, bk, kw, split, warps, stages)
 
 
-def candidates(gemm: Gemm) -> tuple[Config, ...]:
-    """Configurations worth trying: more features than programs need large tiles; narrow layers need many programs."""
+TILES: Mapping[str, tuple[LinearConfig, ...]] = {
+    "normed": (
+        config(64, 256, 1, 1, 4, 4),
+        config(64, 256, 1, 1, 4, 2),
+        config(64, 128, 1, 1, 4, 5),
+        config(32, 256, 4, 1, 4, 4),
+        config(32, 128, 2, 1, 2, 6),
+    ),
+    "gated": (
+        config(64, 128, 1, 1, 8, 4),
+        config(64, 64, 1, 1, 8, 5),
+        config(32, 128, 1, 1, 4, 5),
+        config(32, 256, 1, 1, 4, 2),
+        config(16, 128, 2, 1, 2, 6),
+    ),
+    "plain": (
+        config(16, 256, 4, 1, 4, 8),
+        config(16, 512, 4, 1, 4, 4),
+        config(64, 128, 1, 4, 4, 5),
+        config(64, 64, 1, 4, 4, 8),
+    ),
+    "head": (
+        config(64, 256, 1, 1, 4, 4),
+        config(64, 128, 1, 1, 4, 5),
+        config(128, 64, 1, 1, 8, 6),
+    ),
+    "small": (
+        config(16, 256, 4, 1, 4, 4),
+        config(16, 128, 2, 1, 2, 6),
+        config(8, 256, 4, 1, 4, 4),
+        config(8, 128, 2, 1, 2, 6),
+    ),
+}
+"""Tiles worth trying. Layers with a norm work on x in each step, so they want many weight rows per program; narrow
+layers want many programs."""
+
+
+def candidates(gemm: Gemm) -> tuple[LinearConfig, ...]:
+    """Tiles for a layer, each with and without asking ahead, and letting the next kernel start at once or late."""
+    aheads: tuple[int, ...]
     if gemm.bytes < 8e6:
-        # A norm needs all columns of a row in one program.
-        return tuple(
-            config
-            for config in SMALL
-            if not gemm.norm or isinstance(config, LinearConfig) or config.parts(gemm.hidden) == 1
-        )
-    if gemm.hidden < 1024:
-        return NARROW_HEAD
-    if gemm.gated:
-        return GATED
-    return NORMED if gemm.norm else PLAIN
+        kind, aheads = "small", (2048,)
+    elif gemm.features > 16000:
+        kind, aheads = "head", (0, 512)
+    elif gemm.gated:
+        kind, aheads = "gated", (0, 512)
+    elif gemm.norm:
+        kind, aheads = "normed", (0, 512)
+    else:
+        kind, aheads = "plain", (0, 2048 if gemm.hidden <= 2048 else 512)
+    return tuple(
+        replace(tile, ahead=ahead, late=late) for tile in TILES[kind] for ahead in aheads for late in (False, True)
+    )

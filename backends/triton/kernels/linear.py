@@ -176,7 +176,7 @@ def merged(acc, squares, partial, arrived, at, part, SPLIT: tl.constexpr):
 def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features, hidden, x_stride, residual_stride, eps,
            BF: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, KW: tl.constexpr, SPLIT: tl.constexpr,
            AHEAD: tl.constexpr, THREADS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-           RESIDUAL: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+           RESIDUAL: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr, LATE: tl.constexpr):  # fmt: skip
     """One program: BF features (their gate and up rows with GATED) of BM tokens, over one of SPLIT parts of the steps.
 
     x [rows, hidden] and residual [rows, features] by row stride, weight [features or 2 features, hidden], y
@@ -192,7 +192,8 @@ def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features,
         fetch_ahead(weight, row, first * BK, hidden, row.shape[0], AHEAD, THREADS)
     if DEPENDENT:
         gdc_wait()
-        gdc_launch_dependents()  # after the wait: what starts next may then rely on all kernels but this one
+        if not LATE:  # never before the wait: what starts next may then rely on all kernels but this one
+            gdc_launch_dependents()
     token = block * BM + tl.arange(0, BM)
     live = token < rows
     feature = tile * BF + tl.arange(0, BF)
@@ -205,6 +206,8 @@ def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features,
                                      EVEN)  # fmt: skip
     else:
         acc, squares = plain_product(x, weight, norm, row, token, live, hidden, x_stride, first, last, BK, NORM, EVEN)
+    if DEPENDENT and LATE:
+        gdc_launch_dependents()
     target = y + token.to(tl.int64)[None, :] * features + feature[:, None]
     if SPLIT > 1:
         at = block * tl.num_programs(1) + tile

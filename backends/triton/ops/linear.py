@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from specc.backends.triton.kernels.linear import linear
-from specc.backends.triton.kernels.linear_resident import linear_resident
 from specc.backends.triton.launch.core import interpreted, power_of_two
 
 Tensor = torch.Tensor
@@ -25,17 +24,18 @@ MOST_ROWS = 64
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
 BLOCK_ROWS = 32
-"""Rows of x that a program of the streamed form takes at most."""
-RESIDENT_ROWS = 16
-"""Rows of x that a program holds; more rows are further programs, which find the weight in the L2 cache."""
+"""Rows of x that a program takes at most; more are further programs, which find the weight in the L2 cache."""
 COUNTERS = 1 << 16
 """Tiles times blocks of rows that can wait for programs to arrive: 4096 rows of a layer with 64 features per tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """Any number of columns: `bf` features per program (as many gate and up rows each), `bk` columns per step cut into
-    `kw` pieces (one per warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else.
+    """`bf` features per program (as many gate and up rows each), `bk` columns per step cut into `kw` pieces (one per
+    warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else.
+
+    `late`: the next kernel may start when the weight has been read, not at once; what it asks for ahead then comes
+    while this one ends.
     """
 
     bf: int
@@ -45,42 +45,25 @@ class LinearConfig:
     warps: int
     stages: int
     ahead: int = 0
+    late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResidentConfig:
-    """Rows of x held in registers: tiles of `bf` features, `kw` warps with at most `piece` columns each, `programs` at
-    once on the device, `ahead` columns of the first tile asked for before anything else."""
-
-    bf: int
-    piece: int
-    kw: int
-    programs: int
-    stages: int
-    ahead: int = 0
-
-    def parts(self, hidden: int) -> int:
-        """Into how many parts the columns are cut."""
-        return -(-hidden // (self.piece * self.kw))
-
-
-Config = LinearConfig | ResidentConfig
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
 STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4)
 PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4)
 SQUARE = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048)
 DEEP = LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5)
-SMALL = LinearConfig(bf=16, bk=128, kw=2, split=1, warps=2, stages=6, ahead=2048)
-LINEAR: Mapping[tuple[int, int, bool], Config] = {
+SMALL = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048)
+LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (576, 576, False): SMALL,
     (576, 960, False): SMALL,
     (576, 1536, True): SMALL,
     (1536, 576, False): SMALL,
-    (576, 49152, False): LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=5),
+    (576, 49152, False): LinearConfig(bf=128, bk=64, kw=1, split=1, warps=8, stages=6),
     (2048, 2048, False): SQUARE,
     (2048, 3072, False): LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
-    (2048, 8208, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512),
-    (2048, 32000, False): STREAMED,
+    (2048, 8208, False): STREAMED,
+    (2048, 32000, False): LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
     (2048, 128256, False): STREAMED,
     (5632, 2048, False): DEEP,
     (8192, 2048, False): DEEP,
@@ -90,7 +73,7 @@ LINEAR: Mapping[tuple[int, int, bool], Config] = {
 """By (H, F, gated): never by the number of rows, on which a row's bits may not depend."""
 
 
-def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype, normed: bool = False) -> Config:
+def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
     """The configuration of a geometry; that of the nearest (by the ratio of sizes) where it is not in the table."""
     if dtype == torch.float32:
         return FLOAT32
@@ -102,8 +85,6 @@ def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype, n
             return sum(ratios) + 1000 * (known[2] != gated)
 
         found = LINEAR[min(LINEAR, key=distance)]
-    if normed and isinstance(found, ResidentConfig) and found.parts(hidden) > 1:
-        return STREAMED  # a norm needs all columns of a row
     return found
 
 
@@ -129,109 +110,52 @@ def launch_linear(
     gated: bool,
     residual: Tensor | None,
     y: Tensor,
-    config: Config,
+    config: LinearConfig,
     dependent: bool = True,
 ) -> None:
-    """A kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F].
+    """The kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F].
 
     `dependent`: it may start while the kernel in front of it still runs (never in the interpreter).
     """
-    beside = dependent and not interpreted()
-    options: dict[str, Any] = {"launch_pdl": True} if beside else {}
-    flags = {
-        "BIAS": bias is not None,
-        "NORM": norm_weight is not None,
-        "GATED": gated,
-        "RESIDUAL": residual is not None,
-        "DEPENDENT": beside,
-        "AHEAD": 0 if interpreted() or x.shape[1] % 8 else config.ahead,
-    }
-    operands = (
-        x,
-        weight,
-        weight if bias is None else bias,
-        weight if norm_weight is None else norm_weight,
-        x if residual is None else residual,
-        y,
-    )
-    strides = (x.stride(0), 0 if residual is None else residual.stride(0), eps)
-    if isinstance(config, ResidentConfig):
-        launch_resident(operands, strides, config, gated, flags | options)
-    else:
-        launch_streamed(operands, strides, config, gated, flags | options)
-
-
-def launch_streamed(
-    operands: tuple[Tensor, ...],
-    strides: tuple[int, int, float],
-    config: LinearConfig,
-    gated: bool,
-    options: Mapping[str, Any],
-) -> None:
-    """Both x and the weight come in steps over the columns."""
-    x, y = operands[0], operands[-1]
     rows, hidden, features = *x.shape, y.shape[1]
     bm = min(BLOCK_ROWS, power_of_two(rows, 16))
     owned = config.bf * (2 if gated else 1)
     stage = (owned + bm) * config.bk * x.element_size()
     blocks, tiles = -(-rows // bm), -(-features // config.bf)
     area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
+    beside = dependent and not interpreted()
+    options: dict[str, Any] = {"launch_pdl": True} if beside else {}
     linear[(blocks, tiles, config.split)](
-        *operands,
+        x,
+        weight,
+        weight if bias is None else bias,
+        weight if norm_weight is None else norm_weight,
+        x if residual is None else residual,
+        y,
         torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
         arrived(x.device) if area else y,
         rows,
         features,
         hidden,
-        *strides,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        eps,
         BF=config.bf,
         BM=bm,
         BK=config.bk,
         KW=config.kw,
         SPLIT=config.split,
+        AHEAD=0 if interpreted() or hidden % 8 else config.ahead,
         THREADS=32 * config.warps,
+        BIAS=bias is not None,
+        NORM=norm_weight is not None,
+        GATED=gated,
+        RESIDUAL=residual is not None,
         EVEN=hidden % config.bk == 0,
+        DEPENDENT=beside,
+        LATE=config.late,
         num_warps=config.warps,
         num_stages=max(1, min(config.stages, SHARED // stage)),
-        **options,
-    )
-
-
-def launch_resident(
-    operands: tuple[Tensor, ...],
-    strides: tuple[int, int, float],
-    config: ResidentConfig,
-    gated: bool,
-    options: Mapping[str, Any],
-) -> None:
-    """x stays in registers; only the weight comes in tiles."""
-    x, y = operands[0], operands[-1]
-    rows, hidden, features = *x.shape, y.shape[1]
-    bm = RESIDENT_ROWS
-    split = config.parts(hidden)
-    piece = power_of_two(-(-hidden // (split * config.kw)), 16)
-    owned = config.bf * (2 if gated else 1)
-    blocks, tiles = -(-rows // bm), -(-features // config.bf)
-    area = blocks * tiles * split * owned * bm if split > 1 else 0
-    workers = max(1, min(tiles, config.programs // (split * blocks)))
-    linear_resident[(blocks, workers, split)](
-        *operands,
-        torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
-        arrived(x.device) if area else y,
-        rows,
-        features,
-        hidden,
-        *strides,
-        tiles,
-        BF=config.bf,
-        BM=bm,
-        PIECE=piece,
-        KW=config.kw,
-        SPLIT=split,
-        STAGES=config.stages,
-        THREADS=32 * config.kw,
-        EVEN=hidden == split * config.kw * piece,
-        num_warps=config.kw,
         **options,
     )
 
@@ -281,6 +205,6 @@ def fused_linear(
     y = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
     if rows:
         beside = None if residual is None else flat_rows(residual)
-        config = linear_config(hidden, features, gated, x.dtype, norm_weight is not None)
+        config = linear_config(hidden, features, gated, x.dtype)
         launch_linear(flat_rows(x), weight, bias, norm_weight, eps, gated, beside, y.view(-1, features), config)
     return y

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from specc.backends.triton.ops.linear import FLOAT32, LINEAR, Config, launch_linear
+from specc.backends.triton.ops.linear import FLOAT32, LINEAR, LinearConfig, launch_linear
 from tests.backends.triton.compiling import Resources
 from tests.backends.triton.recorded import launched
 
@@ -28,7 +28,7 @@ def cases() -> Iterator[tuple[str, Resources]]:
                 yield f"{hidden} {features} {rows} {config}", used
 
 
-def launch(hidden: int, features: int, gated: bool, config: Config, rows: int, dtype: torch.dtype) -> None:
+def launch(hidden: int, features: int, gated: bool, config: LinearConfig, rows: int, dtype: torch.dtype) -> None:
     """A call on tensors that hold nothing."""
     x, norm = torch.empty(rows, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
     weight = torch.empty(features * (1 + gated), hidden, dtype=dtype)
