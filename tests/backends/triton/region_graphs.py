@@ -69,7 +69,7 @@ def fits(first: Node, second: torch.Tensor) -> bool:
     return all(a == b or 1 in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def grow_batch(g: Grower) -> None:  # noqa: C901 one branch per kind of node
+def grow_batch(g: Grower) -> None:
     """One node on integers or booleans of batch rows."""
     kind = g.choice(("math", "scalar", "compare", "logic", "where", "view", "reduce", "move", "table", "cast"))
     x = g.pick(integral)
@@ -140,7 +140,9 @@ def _reduce(g: Grower, x: Node, dim: int) -> None:
 def _move(g: Grower, x: Node, shape: tuple[int, ...], dim: int) -> None:
     kind = g.choice(("gather", "pad", "cat", "rows", "scatter"))
     if kind == "gather":
-        index = g.call(aten.remainder.Scalar, g.pick(lambda value: integral(value) and tuple(value.shape) == shape), shape[-1])
+        index = g.call(
+            aten.remainder.Scalar, g.pick(lambda value: integral(value) and tuple(value.shape) == shape), shape[-1]
+        )
         g.call(aten.gather.default, x, dim, index)
     elif kind == "pad":
         g.call(aten.constant_pad_nd.default, x, [g.number(0, 2), g.number(0, 2)], g.number(-1, 1))
@@ -174,4 +176,82 @@ def batch_graphs(draw: Draw) -> GraphModule:
         grow_batch(g)
     while not g.made:
         grow_batch(g)
+    return g.finish()
+
+
+TOKENS, HIDDEN, HEADS, HEAD = 4, 12, 3, 4
+EXACT = ("math", "weight", "number", "where", "view", "cat", "round")
+ROUNDED = ("silu", "sigmoid", "softplus", "norm", "rope", "sum")
+
+
+def floating(value: torch.Tensor) -> bool:
+    return value.dtype.is_floating_point and value.shape[:2] == (BATCH, TOKENS)
+
+
+def grow_token(g: Grower, kinds: Sequence[str], dtype: torch.dtype) -> None:
+    """One node on floats of token rows; `w` is a weight, `mask` a boolean per token."""
+    weight, mask, cos, sin = g.values[:4]
+    kind = g.choice(kinds)
+    x = g.pick(floating)
+    shape = tuple(x.meta["val"].shape)
+    same = x.meta["val"].dtype == dtype
+    if kind == "math":
+        other = g.pick(lambda value: floating(value) and fits(x, value))
+        g.call(g.choice((*FLOATS, aten.sub.Tensor)), x, other)
+    elif kind == "weight" and shape == (BATCH, TOKENS, HIDDEN):
+        g.call(g.choice((aten.add.Tensor, aten.mul.Tensor)), x, weight)
+    elif kind == "number":
+        # Exact in bfloat16: torch itself rounds other numbers to it in some CPU kernels and not on a GPU.
+        g.call(g.choice((aten.mul.Tensor, aten.add.Tensor, aten.clamp_min.default, aten.div.Tensor)), x, 0.75)
+    elif kind == "where" and len(shape) == 3:
+        g.call(aten.where.self, mask, x, g.call(aten.neg.default, x))
+    elif kind == "view":
+        _token_view(g, x, shape)
+    elif kind == "cat" and len(shape) >= 3:
+        other = g.pick(lambda value: floating(value) and value.dtype == x.meta["val"].dtype and fits(x, value[..., :1]))
+        if tuple(other.meta["val"].shape[:-1]) == shape[:-1]:
+            g.call(aten.cat.default, [x, other], -1)
+    elif kind == "round":
+        g.call(aten._to_copy.default, x, dtype=g.choice((torch.float32, torch.bfloat16)))
+    elif kind in ("silu", "sigmoid", "softplus"):
+        g.call(getattr(aten, kind).default, x)
+    elif kind == "norm" and shape[-1] in (HIDDEN, HEAD) and same:
+        used = weight if shape[-1] == HIDDEN else g.builder.call(aten.narrow.default, weight, 0, 2, HEAD)
+        g.call(aten.rms_norm.default, x, [shape[-1]], used, 1e-5)
+    elif kind == "rope" and shape == (BATCH, TOKENS, HEADS, HEAD) and same:
+        g.call(ops.rope, x, cos, sin)
+    elif kind == "sum" and len(shape) == 3:
+        g.call(aten.sum.dim_IntList, x, [-1], True)
+
+
+def _token_view(g: Grower, x: Node, shape: tuple[int, ...]) -> None:
+    if shape == (BATCH, TOKENS, HIDDEN) and g.draw(st.booleans()):
+        g.call(aten.unflatten.int, x, -1, [HEADS, HEAD])
+    elif len(shape) == 4:
+        g.call(aten.flatten.using_ints, x, -2, -1)
+    elif shape[-1] > 1:
+        half = shape[-1] // 2
+        g.call(aten.narrow.default, x, -1, g.choice((0, shape[-1] - half)), half)
+
+
+@st.composite
+def token_graphs(draw: Draw, kinds: Sequence[str] = EXACT) -> GraphModule:
+    """Floats of token rows."""
+    dtype: torch.dtype = draw(st.sampled_from((torch.float32, torch.bfloat16)))  # type: ignore[assignment]
+    g = Grower(
+        draw,
+        [
+            ("w", fake((HIDDEN,), dtype)),
+            ("mask", fake((BATCH, TOKENS, 1), torch.bool)),
+            ("cos", fake((BATCH, TOKENS, HEAD // 2), dtype)),
+            ("sin", fake((BATCH, TOKENS, HEAD // 2), dtype)),
+            ("x", fake((BATCH, TOKENS, HIDDEN), dtype)),
+            ("y", fake((BATCH, TOKENS, 2 * HIDDEN), dtype)),
+            ("q", fake((BATCH, TOKENS, HEADS, HEAD), dtype)),
+        ],
+    )
+    first, second = g.number(0, 1), g.values[5]
+    g.call(aten.narrow.default, second, -1, first * HIDDEN, HIDDEN)
+    for _ in range(g.number(3, 10)):
+        grow_token(g, kinds, dtype)
     return g.finish()
