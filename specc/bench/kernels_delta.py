@@ -3,11 +3,11 @@
     python -m specc.bench.kernels_delta [--part NAME ...] [--peers] [--output FOLDER] [--seconds S]
 
 Parts: `tree` (verify, all phases counted), `serial` (a chain of 16, and plain decoding), `pending` (deferred and
-windowed commits beside verify + commit), `commit` (all layers from factors, beside replay), `hybrid` (schedules by shape
-of tree, and what `auto` takes), `states` (verify that keeps every node's state), `conv`, and with --peers
-flash-linear-attention and SGLang's kernels. Errors: of u relative to beta v, of states, and of o before it is rounded (a
-float32 run of the same kernel); `bits`: in how many numbers a chain differs from single tokens. `read_us`: the bytes
-that have to move at 4.3 TB/s. Results: specc/bench/results/kernels_delta.json.
+windowed commits beside verify + commit), `commit` (all layers from factors, beside replay), `hybrid` (schedules by
+shape of tree, and what `auto` takes), `states` (verify that keeps every node's state), `conv`, and with --peers
+flash-linear-attention and SGLang's kernels. Errors: of u relative to beta v, of states, and of o before it is rounded
+(a float32 run of the same kernel); `bits`: in how many numbers a chain differs from single tokens. `read_us`: the
+bytes that have to move at 4.3 TB/s. Results: specc/bench/results/kernels_delta.json.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A_ij = beta_i e^{G_i - G_j} (k_i . k_j) over proper ancestors j of i, P_ij = e^{G_i - G_j} (q_i . k_j) over ancestors
 and self. With X = (I + A)^-1 and R = beta v - beta e^G (K S^T), U = X R and O = e^G (Q S^T) + P U. The second phase
 applies [X; P X] to R in one product; rows come interleaved (X_0, (P X)_0, X_1, …), so that pairs of columns split in
-registers. Factors that are pending are further ancestors: S_p x = e^G S x + sum_j (w_j u_j) (k_j . x), design 09.
+registers. X comes by forward substitution. Factors that are pending are further ancestors: S_p x = e^G S x + sum_j (w_j u_j) (k_j . x), design 09.
 
-Everything is straight-line code: each product waits for the one before it, and what a program does is short, so that
-loads have to start together and nothing may wait for a loop.
+A program does little and everything waits for what stands before it: loads start together, and a substitution in
+registers replaces products of small matrices, each of which costs a microsecond with its exchanges of operands.
 """
 
 # Triton's language, not Python's types.
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import left_over, path_rows
 from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates
-from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows
+from specc.backends.triton.kernels.dot import dot_pieces, dot_rows, dot_vector
 
 SCALARS = tl.constexpr(4)
 """Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q; then one for e^G of what is
@@ -28,8 +28,8 @@ pending."""
 
 @triton.jit
 def work_size(T: tl.constexpr, R: tl.constexpr):
-    """Floats per sequence and value head: the matrix, the scalars, and for R pending rows theirs and their weights."""
-    return 2 * T * T + SCALARS * T + R * (2 * T + 1)
+    """Floats per sequence and value head: the matrix, the scalars, for R pending rows theirs and their weights, scratch."""
+    return 4 * T * T + SCALARS * T + R * (2 * T + 4)
 
 
 @triton.jit
@@ -38,11 +38,45 @@ def unit_lower_inverse(a, T: tl.constexpr, LEVELS: tl.constexpr):
     i = tl.arange(0, T)[:, None]
     j = tl.arange(0, T)[None, :]
     inverse = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, a, 0.0)
-    for level in tl.static_range(1, LEVELS):
+    for level in tl.range(1, LEVELS, num_stages=1):
         pairs = (i >> (level + 1) == j >> (level + 1)) & ((i >> level) % 2 == 1) & ((j >> level) % 2 == 0)
-        right = dot_float32(tl.where(pairs, a, 0.0), inverse, tl.zeros([T, T], tl.float32))
-        inverse = inverse - dot_float32(inverse, right, tl.zeros([T, T], tl.float32))
+        right = dot_vector(tl.where(pairs, a, 0.0), inverse, tl.zeros([T, T], tl.float32))
+        inverse = inverse - dot_vector(inverse, right, tl.zeros([T, T], tl.float32))
     return inverse
+
+
+@triton.jit
+def four(row, W: tl.constexpr):
+    """Four neighbouring numbers as tensors [W] of equal elements: one load of 16 bytes for every lane."""
+    pairs = tl.load(row + tl.zeros([W, 1], tl.int32) + tl.arange(0, 4)[None, :]).reshape(W, 2, 2)
+    even, odd = tl.split(pairs)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def substitute(scratch, work, T: tl.constexpr, W: tl.constexpr):
+    """Rows of X = (I + A)^-1 and of P X into `work` [2T,T], one by one: column j of every row is in thread j.
+
+    `scratch` holds rows of A and P by turns. Row i of X is e_i - sum_j A_ij X_j: no two threads exchange anything, the
+    numbers A_ij come from memory for all alike and wait for nothing. W: the threads there are.
+    """
+    column = tl.arange(0, W)
+    rows = ()
+    for i in tl.static_range(T):
+        x = tl.where(column == i, 1.0, 0.0)
+        outer = tl.zeros([W], tl.float32)
+        for first in tl.static_range(0, i, 4):
+            a = four(scratch + 2 * i * T + first, W)
+            p = four(scratch + (2 * i + 1) * T + first, W)
+            for j in tl.static_range(first, min(first + 4, i)):
+                x = tl.fma(-a[j - first], rows[j], x)
+                outer = tl.fma(p[j - first], rows[j], outer)
+        outer = tl.fma(tl.load(scratch + (2 * i + 1) * T + i), x, outer)
+        rows = rows + (x,)
+        tl.store(work + 2 * i * T + column, x, mask=column < T)
+        tl.store(work + (2 * i + 1) * T + column, outer, mask=column < T)
 
 
 @triton.jit
@@ -120,11 +154,12 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
                        N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_gb, stride_gt,
                        stride_bb, stride_bt,
                        K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
-                       MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Phase 1, one program per (value head, sequence): the matrix [T,2T], its scalars and the pending part into `work`.
+                       SOLVE: tl.constexpr, W: tl.constexpr, MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr,
+                       PDL: tl.constexpr):  # fmt: skip
+    """Phase 1, one program per (value head, sequence): the matrix [2T,T], its scalars and the pending part into `work`.
 
-    Grid (HV, B). q, k [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g
-    where the gates are computed here. R = 0: nothing is pending.
+    Grid (HV, B), with (HV, B, 2) where R > 0: a program of its own for the pending part (R = 0: nothing is pending). q, k [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g
+    where the gates are computed here.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -132,12 +167,20 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     head = hv // (HV // H)
     row = tl.arange(0, T)
     live = row < N
-    g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
-    beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
-    seen = ancestors(mask, b, N, T, MASK)
     place = tl.arange(0, BK)[None, :] + head * K
     at_k = k + b.to(tl.int64) * stride_kb + row[:, None] * stride_kt + place
     at_q = q + b.to(tl.int64) * stride_qb + row[:, None] * stride_qt + place
+    work += (b * HV + hv) * work_size(T, R)
+    if R > 0:
+        if tl.program_id(2) == 1:
+            prepare_pending(
+                pending_k, pending_g, path, count, work + 2 * T * T + SCALARS * T, at_k, at_q, live, b, hv, head,
+                P, ROWS, H, HV, K, T, R, BK, PATH,
+            )  # fmt: skip
+            return
+    g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
+    beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
+    seen = ancestors(mask, b, N, T, MASK)
     gram, cross, square_k, square_q = products(at_k, at_q, live, K, T, BK)
     g_rows, beta_rows = gates(g_rows, beta_rows, a_log, dt_bias, hv, GATE)
     g_rows = tl.where(live, g_rows, 0.0)
@@ -145,11 +188,18 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     norm_k, norm_q = tl.rsqrt(square_k + EPS), tl.rsqrt(square_q + EPS) * (K**-0.5)
     ratio = decay_ratios(seen, g_rows, T) * norm_k[None, :]
     lower = tl.where(row[None, :] < row[:, None], (beta_rows * norm_k)[:, None] * ratio * gram, 0.0)
-    inverse = unit_lower_inverse(lower, T, LEVELS)
-    outer = dot_float32(norm_q[:, None] * ratio * cross, inverse, tl.zeros([T, T], tl.float32))
-    work += (b * HV + hv) * work_size(T, R)
-    at = row[None, :, None] * (2 * T) + row[:, None, None] * 2 + tl.arange(0, 2)[None, None, :]
-    tl.store(work + at, tl.join(inverse, outer))
+    outer = norm_q[:, None] * ratio * cross
+    at = row[:, None] * (2 * T) + row[None, :]
+    if SOLVE == 1:
+        scratch = work + work_size(T, R) - 2 * T * T
+        tl.store(scratch + at, lower)
+        tl.store(scratch + T + at, outer)
+        tl.debug_barrier()
+        substitute(scratch, work, T, W)
+    else:
+        inverse = unit_lower_inverse(lower, T, LEVELS)
+        tl.store(work + at, inverse)
+        tl.store(work + T + at, dot_vector(outer, inverse, tl.zeros([T, T], tl.float32)))
     decay = tl.exp(tl.sum(tl.where(seen, g_rows[None, :], 0.0), 1))
     work += 2 * T * T
     tl.store(work + row, beta_rows)
@@ -157,8 +207,3 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     tl.store(work + 2 * T + row, decay * norm_q)
     if GATE > 0:
         tl.store(g_out + (b * N + row) * HV + hv, g_rows, mask=live)
-    if R > 0:
-        prepare_pending(
-            pending_k, pending_g, path, count, work + SCALARS * T, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
-            K, T, R, BK, PATH,
-        )  # fmt: skip

@@ -24,7 +24,7 @@ from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
 def tail(acc, values, work, N, BV: tl.constexpr, T: tl.constexpr):
     """(o, u) [BV,T] from S [x_k; x_q] [BV,2T]: R = beta v - beta e^G r_k (S x_k), then [X; P X] R."""
     row = tl.arange(0, T)
-    matrix = tl.load(work + row[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :])
+    matrix = tl.load(work + row[:, None] + tl.arange(0, 2 * T)[None, :] * T)
     work += 2 * T * T
     beta = tl.load(work + row)
     scaled_k = tl.load(work + T + row)

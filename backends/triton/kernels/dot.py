@@ -56,6 +56,12 @@ def dot_float32(a, b, acc):
 
 
 @triton.jit
+def dot_vector(a, b, acc):
+    """acc + a b of small float32 operands by multiply-adds: for those, splitting into pieces takes longer."""
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
 def dot_pieces(a, b, acc, PIECES: tl.constexpr):
     """acc + a b for float32 a. With bfloat16 b, a is split into PIECES bfloat16 pieces, each feeding one product.
 

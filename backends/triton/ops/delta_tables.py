@@ -24,6 +24,7 @@ class TreeConfig:
     prepare_warps: int = 1
     prepare_bk: int = 256
     pieces: int = 2
+    solve: int = 0
 
 
 @dataclass(frozen=True, slots=True)
