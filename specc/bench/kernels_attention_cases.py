@@ -19,7 +19,8 @@ ARITHMETIC = 790e12
 ROOM = 128
 """Rows of capacity behind the context."""
 DEVICE = "cuda"
-CALLS = 24
+GRAPH_US = 800.0
+"""Microseconds that a graph takes at least: starting one takes about 6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ POINTS = (
     Point(*QWEN, 64, 8, 32768, 64),
     *(Point(*QWEN, 1, batch, 4096, chain=True) for batch in (1, 32)),
     Point(*SMOL, 1, 1, 1024, chain=True),
-    *(Point(*QWEN, 16, batch, context, chain=True) for batch, context in ((1, 32768), (8, 4096))),
+    *(Point(*QWEN, nodes, batch, context, chain=True) for nodes, batch, context in
+      ((4, 1, 32768), (4, 8, 4096), (16, 1, 32768))),
 )  # fmt: skip
 
 
@@ -162,18 +164,19 @@ def call(one: Inputs, config: AttentionConfig | None, out: Tensor | None = None)
     )  # fmt: skip
 
 
-def repeated(calls: Sequence[Call]) -> list[Call]:
-    """So many calls that starting the graph is a small part of it; large inputs come by turns."""
-    return list(calls) * max(1, CALLS // len(calls))
+def repeated(calls: Sequence[Call], point: Point) -> list[Call]:
+    """So many calls that starting the graph is a small part of it, but no longer than that: large inputs by turns."""
+    floor = max(point.read_bytes / RATE, point.operations / ARITHMETIC) * 1e6
+    return list(calls) * max(1, int(GRAPH_US / floor / len(calls)))
 
 
 def candidates(point: Point) -> Iterator[AttentionConfig]:
     """Configurations to try, the table's first; those that the page size rules out are left out."""
     packed = point.nodes * point.heads // point.shared
-    own = attention_config(point.dim, packed, False)
+    own = attention_config(point.dim, packed, point.batch * point.shared, False)
     yield own
     seen = {own}
-    for config in SEARCHED[point.dim, 16 if packed <= 16 else 64 if packed <= 64 else 256]:
+    for config in SEARCHED[point.dim, 64 if packed <= 64 else 256]:
         if point.page and point.page < config.bn:
             config = replace(config, tma=False)
         if config not in seen:
@@ -189,28 +192,22 @@ def _many(rows: int, *choices: tuple[int, int, int, int], **more: int | bool) ->
 
 
 SEARCHED = {
-    (128, 16): _many(16, (64, 4, 3, 264), (64, 4, 3, 132), (64, 4, 6, 132), (128, 4, 3, 132)),
     (128, 64): (
-        *_many(64, (64, 4, 3, 132), (128, 4, 3, 132), (64, 4, 6, 132), (64, 4, 3, 264), (64, 4, 4, 132)),
-        *_many(64, (64, 4, 3, 132), early=1), *_many(64, (64, 4, 3, 132), (64, 4, 3, 264), early=2),
-        *_many(64, (64, 4, 3, 132), early=4), *_many(64, (64, 4, 3, 132), least=2), *_many(64, (64, 4, 3, 66)),
+        *_many(64, (64, 4, 4, 132), (128, 4, 3, 132), (64, 4, 3, 264), (64, 4, 3, 132)),
+        *_many(64, (64, 4, 4, 132), early=1), *_many(64, (64, 4, 4, 132), (64, 4, 3, 264), early=2),
+        *_many(64, (64, 4, 4, 132), early=4), *_many(64, (64, 4, 4, 132), early=2, least=2),
     ),
     (128, 256): (
         *_many(64, (64, 4, 3, 264)), *_many(64, (64, 4, 3, 264), bt=64, ahead=1), *_many(64, (64, 4, 3, 264), early=2),
-        *_many(64, (64, 4, 3, 132), bt=64, ahead=1),
-        *_many(128, (64, 8, 4, 132), (64, 8, 4, 66)), *_many(128, (64, 8, 4, 132), bt=64, ahead=1),
-        *_many(256, (64, 8, 3, 132), bt=16),
+        *_many(128, (64, 8, 4, 132)), *_many(128, (64, 8, 4, 132), early=2), *_many(256, (64, 8, 3, 132), bt=16),
     ),
-    (64, 16): _many(16, (64, 4, 4, 264), (128, 4, 4, 132), (64, 4, 4, 132)),
     (64, 64): (
-        *_many(64, (64, 4, 4, 264), (64, 4, 4, 132), (128, 4, 3, 132), (128, 4, 4, 132)),
-        *_many(64, (64, 4, 4, 132), bt=16), *_many(64, (128, 4, 4, 66)),
-        *_many(64, (128, 4, 4, 132), (64, 4, 4, 132), early=2),
+        *_many(64, (64, 4, 4, 264), (64, 4, 4, 132), (128, 4, 4, 132)), *_many(64, (64, 4, 4, 132), bt=16),
+        *_many(64, (128, 4, 4, 132), (64, 4, 4, 132), early=2), *_many(64, (128, 4, 4, 132), early=1, bt=16),
     ),
     (64, 256): (
-        *_many(64, (64, 4, 3, 396)), *_many(64, (64, 4, 3, 396), bt=64, ahead=1),
-        *_many(64, (128, 4, 2, 264), bt=64, ahead=1), *_many(64, (64, 4, 3, 132), bt=64, ahead=1),
-        *_many(128, (64, 4, 3, 264), (64, 8, 3, 396)),
+        *_many(64, (64, 4, 3, 396), bt=64), *_many(64, (64, 4, 3, 396)),
+        *_many(64, (128, 4, 2, 264), bt=64, ahead=1), *_many(64, (64, 4, 3, 396), bt=64, early=2),
     ),
 }  # fmt: skip
 """By (head dim, packed rows at most)."""

@@ -14,7 +14,22 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_rows import prefetch
-from specc.backends.triton.kernels.dot import dot_rows, rounded
+from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
+
+
+@triton.jit
+def page_of(place):
+    """int32 page ids at pointers into the block table.
+
+    Not by `tl.load`: a load that another load waits for would take one of the loop's stages, and with it half of the
+    bytes on their way.
+    """
+    if INTERPRETED:
+        return tl.load(place)
+    else:
+        return tl.inline_asm_elementwise(
+            "ld.global.ca.b32 $0, [$1];", "=r,l", [place], dtype=tl.int32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -24,10 +39,10 @@ def cache_rows(cache, table, first, stride, BN: tl.constexpr, PAGE: tl.constexpr
     if PAGE == 0:
         return cache + tl.cast(first, tl.int64) * stride + inside * stride
     elif PAGE >= BN:
-        page = tl.load(table + first // PAGE).to(tl.int64)
+        page = page_of(table + first // PAGE).to(tl.int64)
         return cache + (page * PAGE + first % PAGE) * stride + inside * stride
     else:
-        page = tl.load(table + (first + inside) // PAGE).to(tl.int64)
+        page = page_of(table + (first + inside) // PAGE).to(tl.int64)
         return cache + (page * PAGE + (first + inside) % PAGE) * stride
 
 
@@ -103,7 +118,7 @@ def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, D
                PAGE: tl.constexpr, TMA: tl.constexpr):  # fmt: skip
     """[BN,DP] of a cache at columns first + [0, BN), all committed; `rows` points to row 0 of the head."""
     if TMA:
-        row = tl.load(table + first // PAGE) * PAGE + first % PAGE if PAGE > 0 else b * C + first
+        row = page_of(table + first // PAGE) * PAGE + first % PAGE if PAGE > 0 else b * C + first
         return tiles.load([row, head * D])
     else:
         d = tl.arange(0, DP)
@@ -204,40 +219,36 @@ def attention_split(
         at = ((wide * HKV + head) * tiles * BM + packed) * S + part
         tl.store(lse + at, tl.where(seen, top + tl.log2(total), float("-inf")), mask=token < M)
         kept = (seen & (token < M))[:, None] & inner[None, :]
-        tl.store(partial + at[:, None] * D + d[None, :], rounded(result, partial), mask=kept)
+        tl.store(partial + at[:, None] * D + d[None, :], result, mask=kept)
     else:
         at = (wide * M + token) * HKV * G + head * G + member
         tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inner[None, :])
 
 
-@triton.jit(do_not_specialize=["tiles", "M", "HKV", "S", "turn"])
-def attention_merge(partial, lse, out, tiles, M, HKV, S, turn, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+@triton.jit(do_not_specialize=["tiles", "M", "HKV", "S"])
+def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
                     BM: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """out [B,M,HKV*G,D] from the parts of `attention_split`; grid (M*G, HKV, B). SP: S or more, in steps of STEP.
 
-    From turn 0 on there is a turn that touches no memory, before the wait for the parts: it brings the instructions
-    to where they are needed, which the committed rows have meanwhile driven out of the caches.
+    One warp and no shared memory: programs fit beside those of the kernel in front and wait there.
     """
     packed, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    part, d = tl.arange(0, SP), tl.arange(0, DP)
+    top = tl.max(tl.load(lse + at + part, mask=part < S, other=float("-inf")), 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total, acc = tl.zeros([STEP], tl.float32), tl.zeros([DP], tl.float32)
+    for begin in tl.range(0, S, STEP):
+        some = begin + tl.arange(0, STEP)
+        share = tl.exp2(tl.load(lse + at + some, mask=some < S, other=float("-inf")) - top)
+        here = (share > 0)[:, None] & (d < D)[None, :]
+        rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0)
+        total += share
+        acc += tl.sum(rows * share[:, None], 0)
+    whole = tl.sum(total, 0)
     row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
-    d = tl.arange(0, DP)
-    for now in tl.range(turn, 2):
-        if PDL and now == 1:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-        known = S * now
-        part = tl.arange(0, SP)
-        top = tl.max(tl.load(lse + at + part, mask=part < known, other=float("-inf")), 0)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        total, acc = tl.zeros([STEP], tl.float32), tl.zeros([DP], tl.float32)
-        for begin in tl.range(0, S, STEP):
-            some = begin + tl.arange(0, STEP)
-            share = tl.exp2(tl.load(lse + at + some, mask=some < known, other=float("-inf")) - top)
-            here = (share > 0)[:, None] & (d < D)[None, :]
-            rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
-            total += share
-            acc += tl.sum(rows * share[:, None], 0)
-        whole = tl.sum(total, 0)
-        result = rounded(acc * (1.0 / tl.where(whole > 0, whole, 1.0)), out)
-        tl.store(out + row * D + d, result, mask=(d < D) & (now == 1))
+    result = acc * (1.0 / tl.where(whole > 0, whole, 1.0))
+    tl.store(out + row * D + d, rounded(result, out), mask=d < D)

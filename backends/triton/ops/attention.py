@@ -43,11 +43,6 @@ def boxes(cache: Tensor, rows: int) -> TensorDescriptor | None:
     return TensorDescriptor(cache, [whole * inside, heads * dim], [stride, 1], [rows, dim])
 
 
-def part_type(q: Tensor) -> torch.dtype:
-    """Of the parts' results before they are merged."""
-    return torch.float32
-
-
 def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
     """How many parts so many columns are split into, for all tiles of all heads and sequences to fill the device."""
     return max(1, min(config.programs // tiles, MOST_PARTS, -(-columns // (config.bn * config.least))))
@@ -80,7 +75,7 @@ def attend(
     shared = k_cache.shape[2]
     group = heads // shared
     padded = power_of_two(dim, 16)
-    config = config or attention_config(padded, tokens * group, q.element_size() == 4)
+    config = config or attention_config(padded, tokens * group, batch * shared, q.element_size() == 4)
     tiles = -(-tokens * group // config.rows)
     page = 0 if table is None else k_cache.shape[1]
     capacity = k_cache.shape[1] if table is None else page * table.shape[1]
@@ -90,7 +85,7 @@ def attend(
     partial = lse = out
     if parts > 1:
         places = batch * shared * tiles * config.rows * parts
-        partial = torch.empty(places * dim, dtype=part_type(q), device=q.device)
+        partial = torch.empty(places * dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(places, dtype=torch.float32, device=q.device)
     k_new, v_new = fresh or (q, q)
     k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
@@ -103,7 +98,6 @@ def attend(
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl = not interpreted()
     dependent = {"launch_pdl": True} if pdl else {}
-    options = dependent | ({"maxnreg": config.registers} if config.registers and pdl else {})
     attention_split[(tiles * shared, parts, batch)](
         q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, partial, lse,
@@ -113,12 +107,12 @@ def attend(
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
         TMA=k_tiles is not None and v_tiles is not None, EARLY=config.early, SPLIT=parts > 1, PDL=pdl,
-        num_warps=config.warps, num_stages=config.stages, **options,
+        num_warps=config.warps, num_stages=config.stages, **dependent,
     )  # fmt: skip
     if parts > 1:
         rounds = power_of_two(parts)
         attention_merge[(tokens * group, shared, batch)](
-            partial, lse, out, tiles, tokens, shared, parts, 0 if pdl else 1,
+            partial, lse, out, tiles, tokens, shared, parts,
             G=group, D=dim, DP=padded, BM=config.rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
             num_warps=1, **dependent,
         )  # fmt: skip
