@@ -96,7 +96,7 @@ def synthetic(session: Session, trees: Sequence[DraftTree], seed: int) -> None:
     state["remaining"] = torch.tensor([rng.choice((0, 1, 2, 3, 64, 64)) for _ in rows])
     state["finished"] = torch.tensor([rng.random() < 0.15 for _ in rows])
     live = ~state["finished"]
-    bag |= {"logits": logits, "features": _features(session, len(cut))}
+    bag |= {"logits": session.subject.as_computed(logits), "features": _features(session, len(cut))}
     _, results = crew.run(crew.leader, "accept", dict(state), bag)
     compared(session, f"{crew.where}, accept on made-up logits", cut, {**bag, **results}, state, live)
 

@@ -25,9 +25,9 @@ BOUND = SLACK * EPS * math.sqrt(LONGEST_SUM)
 FLOAT32_BOUND = 64 * torch.finfo(torch.float32).eps
 
 
-def bound_of(dtype: torch.dtype) -> float:
-    """The relative bound for values of this type; float32 scores are sums of rounded float32 numbers."""
-    return BOUND if dtype == torch.float64 else FLOAT32_BOUND
+def bound_of(dtype: torch.dtype, bound: float = 0.0) -> float:
+    """The relative bound for values of this type, at least `bound`; float32 scores are sums of rounded numbers."""
+    return max(bound, BOUND if dtype == torch.float64 else FLOAT32_BOUND)
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -35,8 +35,11 @@ def close(a: Tensor, b: Tensor) -> bool:
     return difference(a, b) is None
 
 
-def difference(a: Tensor, b: Tensor, exact: bool = False) -> str | None:
-    """How `a` differs from the reference `b`, or None. Shapes and dtypes must agree; see the module for floats."""
+def difference(a: Tensor, b: Tensor, exact: bool = False, bound: float = 0.0) -> str | None:
+    """How `a` differs from the reference `b`, or None. Shapes and dtypes must agree; see the module for floats.
+
+    `bound`: a relative bound that is larger than float64's, for results of a module in float32.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
     if a.numel() == 0:
@@ -47,7 +50,7 @@ def difference(a: Tensor, b: Tensor, exact: bool = False) -> str | None:
     finite = b.isfinite()
     special = (a == b) | (a.isnan() & b.isnan())
     scale = b[finite].abs().max() if bool(finite.any()) else torch.ones((), dtype=b.dtype)
-    near = (a - b).abs() <= bound_of(a.dtype) * scale.clamp(min=1e-30)
+    near = (a - b).abs() <= bound_of(a.dtype, bound) * scale.clamp(min=1e-30)
     wrong = ~torch.where(finite, near, special)
     return _first(a, b, wrong) if bool(wrong.any()) else None
 
@@ -59,11 +62,13 @@ def _first(a: Tensor, b: Tensor, wrong: Tensor) -> str:
     return f"at {list(place)} it is {got}, not {wanted}{gap} ({int(wrong.sum())} of {wrong.numel()} differ)"
 
 
-def mapping_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor], exact: bool = False) -> str | None:
+def mapping_difference(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], exact: bool = False, bound: float = 0.0
+) -> str | None:
     """The first difference of two mappings of tensors, by name; names that only one of them has don't count."""
     for name in b:
         if name in a:
-            text = difference(a[name], b[name], exact)
+            text = difference(a[name], b[name], exact, bound)
             if text is not None:
                 return f"`{name}`: {text}"
     return None

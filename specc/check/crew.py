@@ -150,8 +150,10 @@ class Crew:
             if member.reference < 0:
                 continue
             other = self.members[member.reference].machine.name
-            gap = mapping_difference(seen[place], seen[member.reference])
-            gap = gap or mapping_difference(views[place], views[member.reference])
+            # Programs run in float64; only the module may be a float32 one.
+            bound = self.subject.bound if place == 0 else 0.0
+            gap = mapping_difference(seen[place], seen[member.reference], bound=bound)
+            gap = gap or mapping_difference(views[place], views[member.reference], bound=bound)
             text = None if gap is None else f"differs from the {other} in {gap}"
             self.checks.require(member.id, self._at(member.machine, step), text, first_tree(bag))
 

@@ -53,7 +53,7 @@ def as_bag(subject: Subject, trees: Sequence[DraftTree], seed: int) -> dict[str,
             for node in range(1, tree.num_nodes):
                 if tree.valid[node]:  # drafted tokens have some mass under their own law
                     law[row, tree.parent[node], tree.tokens[node]] += 0.3
-        bag["q_probs"] = law / law.sum(-1, keepdim=True)
+        bag["q_probs"] = subject.as_computed(law / law.sum(-1, keepdim=True))
     return bag
 
 

@@ -95,7 +95,6 @@ class Generated:
     """A generated module (ABI 1), called through its public functions, so that its edge checks are exercised too.
 
     `edge` False calls the printed functions behind them, which take whatever a mutated program makes of a state.
-    States live on `device`, where the weights are; inputs are moved there.
     """
 
     name: str
@@ -103,11 +102,10 @@ class Generated:
     slots: Mapping[str, Slot]
     weights: Any = field(repr=False)
     edge: bool = True
-    device: str = "cpu"
 
     def start(self, batch: int) -> State:
         """init_state."""
-        return dict(self.module.init_state(batch, self.device)._asdict())
+        return dict(self.module.init_state(batch, "cpu")._asdict())
 
     def _record(self, name: str, bag: Bag) -> Any:
         made: Any = getattr(self.module, name)

@@ -131,7 +131,7 @@ def text_states(
             compared.append(("I27", "conv_window", window, window_after(torch.zeros_like(window), inputs)))
         for id, name, got, wanted in compared:
             if checks.wants(id):
-                gap = difference(got, wanted)
+                gap = difference(got, wanted, bound=session.subject.bound)
                 what = f"`{prefix}{name}` [layer, …] is not that of the text"
                 checks.require(id, where, None if gap is None else f"{what}: {gap}", tree, path)
 

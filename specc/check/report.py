@@ -22,9 +22,9 @@ class Counterexample:
     example: Example | None
     variation: str = ""
 
-    def command(self, spec: str, overrides: Sequence[str] = (), seed: int = 0) -> str:
-        """The command that shows it again."""
-        words = ["specc check", shlex.quote(spec), *(f"--set {shlex.quote(text)}" for text in overrides)]
+    def command(self, spec: str, overrides: Sequence[str] = (), seed: int = 0, where: Sequence[str] = ()) -> str:
+        """The command that shows it again; `where`: its options for target and device."""
+        words = ["specc check", shlex.quote(spec), *(f"--set {shlex.quote(text)}" for text in overrides), *where]
         words += [f"--seed {seed}"] if seed else []
         if self.example is None:
             return " ".join([*words, f"--invariant {self.finding.invariant.name}"])
@@ -49,6 +49,15 @@ class Report:
     notes: Mapping[str, str] = field(default_factory=dict)
     selected: frozenset[str] = frozenset()
     features: frozenset[Applies] = frozenset({Applies.KV})
+    target: str = "reference"
+    device: str = "cpu"
+    ties: int = 0
+
+    @property
+    def where(self) -> list[str]:
+        """The options for target and device, where they are not the usual ones."""
+        words = [f"--target {self.target}"] if self.target != "reference" else []
+        return words + ([f"--device {self.device}"] if self.device != "cpu" else [])
 
     @property
     def ok(self) -> bool:
@@ -72,6 +81,9 @@ class Report:
         found = self.counterexample
         return {
             "spec": self.name,
+            "target": self.target,
+            "device": self.device,
+            "ties": self.ties,
             "ok": self.ok,
             "examples": self.examples,
             "seconds": round(self.seconds, 2),
@@ -89,7 +101,9 @@ class Report:
             "passes": dict(self.passes),
             "exercise": {name: dict(counts) for name, counts in self.exercise.items()},
             "shortfalls": list(self.shortfalls),
-            "counterexample": None if found is None else _found(found, spec, overrides, self.seed),
+            "counterexample": None
+            if found is None
+            else _found(found, found.command(spec, overrides, self.seed, self.where)),
         }
 
     def as_text(self, spec: str, overrides: Sequence[str] = ()) -> str:
@@ -100,6 +114,8 @@ class Report:
         lines += [
             f"  {entry.id:>3} {entry.name:<18} {entry.equality.value:<12} {self.status(entry)}" for entry in INVARIANTS
         ]
+        if self.ties:
+            lines.append(f"  examples that ended at a tie of float32, which prove nothing: {self.ties}")
         if self.passes:
             shown = ", ".join(f"{name} {count}" for name, count in self.passes.items())
             lines.append(f"  validated by execution, examples: {shown}")
@@ -107,7 +123,8 @@ class Report:
             f"  exercised, {name}: {_shares(counts)}" for name, counts in self.exercise.items() if counts["steps"]
         ]
         if self.counterexample is not None:
-            lines += ["", *_counterexample(self.counterexample, spec, overrides, self.seed)]
+            command = self.counterexample.command(spec, overrides, self.seed, self.where)
+            lines += ["", *_counterexample(self.counterexample, command)]
         lines += [f"the examples don't count: {text}" for text in self.shortfalls]
         lines.append("all hold" if self.ok else "FAILED")
         return "\n".join(lines)
@@ -121,7 +138,7 @@ def _shares(counts: Mapping[str, int]) -> str:
     return f"{steps} steps, " + ", ".join(shown)
 
 
-def _found(found: Counterexample, spec: str, overrides: Sequence[str], seed: int) -> dict[str, Any]:
+def _found(found: Counterexample, command: str) -> dict[str, Any]:
     entry = found.finding.invariant
     return {
         "id": entry.id,
@@ -132,11 +149,11 @@ def _found(found: Counterexample, spec: str, overrides: Sequence[str], seed: int
         "message": found.finding.message,
         "tree": found.finding.drawing,
         "token": None if found.example is None else found.example.token,
-        "command": found.command(spec, overrides, seed),
+        "command": command,
     }
 
 
-def _counterexample(found: Counterexample, spec: str, overrides: Sequence[str], seed: int) -> list[str]:
+def _counterexample(found: Counterexample, command: str) -> list[str]:
     entry = found.finding.invariant
     lines = [f"{entry.id} {entry.name} does not hold: {entry.statement} ({entry.equality.value})"]
     if found.variation:
@@ -146,4 +163,4 @@ def _counterexample(found: Counterexample, spec: str, overrides: Sequence[str], 
         prompts = "; ".join(" ".join(map(str, prompt)) or "(no request)" for prompt in found.example.prompts)
         lines.append(f"  prompts: {prompts}")
     lines += [f"    {line}" for line in found.finding.drawing.splitlines()]
-    return [*lines, "replay it with", f"  {found.command(spec, overrides, seed)}"]
+    return [*lines, "replay it with", f"  {command}"]

@@ -14,7 +14,9 @@ from specc.check.example import USUAL, Example, examples, parse_token
 from specc.check.findings import CheckFailure, Checks, Finding
 from specc.check.report import Counterexample, Report
 from specc.check.session import Session
+from specc.check.subject import REFERENCE
 from specc.check.tally import Tally
+from specc.check.where import runnable
 from specc.check.workbench import Workbench, enough_variations
 from specc.diagnostics import DiagnosticError, error
 from specc.invariants import INVARIANTS, Applies, invariant
@@ -26,6 +28,9 @@ FEWEST_TO_JUDGE = 60
 """With fewer examples than this, shares of steps are not judged."""
 FEWEST_PER_PASS = 20
 """Every pass of the compiled variations is validated in at least this many examples (fewer in short runs)."""
+
+MOST_TIES, SHARE_TIES = 1, 0.02
+"""Examples of a float32 module that may end at a tie: this many, or this share of all."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -65,12 +70,13 @@ class Run:
     tally: Tally = field(default_factory=Tally)
     failures: dict[Example, Finding] = field(default_factory=dict)
     found_at: float = 0.0
+    ties: set[Example] = field(default_factory=set)
 
     def one(self, example: Example) -> Finding | None:
         """Run one example; remember what it finds. Past the time for shrinking only known failures fail."""
         if example in self.failures:
             return self.failures[example]
-        if self.failures and time.monotonic() - self.found_at > SHRINK_SECONDS:
+        if example in self.ties or (self.failures and time.monotonic() - self.found_at > SHRINK_SECONDS):
             return None
         if not self.failures:
             self.tally.examples += 1
@@ -79,11 +85,32 @@ class Run:
         try:
             Session(self.bench.subject(example.variation), example, self.checks, tally).run()
         except CheckFailure as failure:
+            if self._tied(example):
+                self.ties.add(example)
+                return None
             if not self.failures:
                 self.found_at = time.monotonic()
             self.failures[example] = failure.finding
             return failure.finding
         return None
+
+    def _tied(self, example: Example) -> bool:
+        """Whether a failure of a float32 module is gone with other weights (see `single`). Float64 has no ties."""
+        if not self.bench.subject(example.variation).single:
+            return False
+        for seed in (self.bench.seed + 1, self.bench.seed + 2):
+            subject = self.bench.reseeded(example.variation, seed)
+            try:
+                Session(subject, example, Checks(self.checks.selected), Tally()).run()
+            except CheckFailure:
+                return False
+        return True
+
+    def shortfalls(self) -> list[str]:
+        """Too many examples that ended at a tie, which proved nothing."""
+        most = max(MOST_TIES, int(SHARE_TIES * self.tally.examples))
+        text = f"examples that ended at a tie of float32: {len(self.ties)}, at most {most} can be chance"
+        return [text] if len(self.ties) > most else []
 
     def search(self, numbers: Sequence[int], against: Sequence[str], count: int) -> Counterexample | None:
         """Draw `count` examples until one fails; the smallest failing one found in time."""
@@ -158,19 +185,23 @@ def run(
     bench: Workbench | None = None,
     against: Sequence[str] = USUAL,
     once: bool = True,
+    target: str = REFERENCE,
+    device: str = "cpu",
 ) -> Report:
     """Check a spec: passes, invariants, the generated module. Stops at the first counterexample.
 
     `invariants`: names or ids, None for all. `judge`: fail where the examples exercise too little (default: if there
     are at least 60, and all invariants are on). `shrink` False: report the first failing example as it is. `against`:
     what examples compare the module with (names of `example.AGAINST`). `once`: also what needs no example (laws,
-    fingerprints, mutated programs). `bench` holds what is compiled already. Raises DiagnosticError for what can't be
-    compiled, SpecError for a spec whose reduction is not legal.
+    fingerprints, mutated programs). `bench` holds what is compiled already. `target`, `device`: whose module is
+    checked, and where it runs. Raises DiagnosticError for what can't be compiled or run, SpecError for a spec whose
+    reduction is not legal.
     """
+    runnable(target, device)
     started = time.monotonic()
     checks = Checks(selected_ids(invariants))
     recurrent = loaded.spec.target.geometry.recurrent
-    bench = bench or Workbench.of(loaded, seed, enough_variations(max_examples, recurrent))
+    bench = bench or Workbench.of(loaded, seed, enough_variations(max_examples, recurrent), target, device)
     tell = progress or (lambda what, done, total: None)
     bench.on_compile = lambda name: tell(f"compile: {name}", 0, 0)
     run_ = Run(bench, checks, max_examples, shrink, tell)
@@ -189,6 +220,7 @@ def run(
     everything = invariants is None
     if counterexample is None and (judge if judge is not None else everything and max_examples >= FEWEST_TO_JUDGE):
         shortfalls = run_.tally.shortfalls()
+    shortfalls += run_.shortfalls()
     return Report(
         name=loaded.spec.name,
         examples=run_.tally.examples,
@@ -203,14 +235,26 @@ def run(
         notes=notes,
         selected=checks.selected,
         features=features_of(loaded.spec.target.geometry),
+        target=bench.target,
+        device=bench.device,
+        ties=len(run_.ties),
     )
 
 
-def replay(loaded: LoadedSpec, token: str, invariants: Iterable[str] | None = None, seed: int = 0) -> Report:
+def replay(
+    loaded: LoadedSpec,
+    token: str,
+    invariants: Iterable[str] | None = None,
+    seed: int = 0,
+    *,
+    target: str = REFERENCE,
+    device: str = "cpu",
+) -> Report:
     """Run one example again. Raises DiagnosticError (SPC501) for a token that is none."""
+    runnable(target, device)
     started, example = time.monotonic(), parse_token(token)
     checks, tally = Checks(selected_ids(invariants)), Tally(examples=1)
-    bench = Workbench.of(loaded, seed)
+    bench = Workbench.of(loaded, seed, target=target, device=device)
     if example.variation >= len(bench.variations):
         raise DiagnosticError([error("SPC501", "the replay token names a variation that this spec does not have")])
     found = None
@@ -230,4 +274,6 @@ def replay(loaded: LoadedSpec, token: str, invariants: Iterable[str] | None = No
         counterexample=found,
         selected=checks.selected,
         features=features_of(loaded.spec.target.geometry),
+        target=target,
+        device=device,
     )

@@ -30,7 +30,7 @@ def values_agree(
 ) -> None:
     """Integers equal, floats within the bound."""
     if session.checks.wants(id):
-        gap = difference(got, wanted)
+        gap = difference(got, wanted, bound=session.subject.bound)
         session.checks.require(id, where, None if gap is None else f"{what}: {gap}", tree)
 
 

@@ -6,19 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from torch import Tensor
+
 from specc import driver
 from specc.check.expected import Expected
 from specc.check.machines import Generated, Interpreted, load_module
 from specc.check.masks import SeenMasks
 from specc.check.oracle import PlainDecoding
 from specc.check.plain_head import PlainHead
-from specc.check.variations import Variation
+from specc.check.single import Single, narrowed, rounded, single_bound
+from specc.check.variations import Variation, changed
 from specc.check.weights import PREFIX, Value, logical_weights, program_weights
 from specc.ir.verifier import verify
 from specc.manager import PassContext, Pipeline, check_properties
 from specc.passes import pipeline_of
 from specc.program import INDEX_SAFE, TREE_MASKED, DecodeProgram
-from specc.spec import Spec
+from specc.spec import LoadedSpec, Spec, from_mapping, to_mapping
+
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,9 @@ class Stage:
     program: DecodeProgram
 
 
-def stages_of(variation: Variation, naive: DecodeProgram, checked: bool) -> list[Stage]:
+def stages_of(variation: Variation, naive: DecodeProgram, checked: bool, target: str = REFERENCE) -> list[Stage]:
     """The program after lowering and after every pass that changed it. `checked`: verify IR and properties too."""
-    pipeline = pipeline_of(variation.loaded.spec)
+    pipeline = pipeline_of(variation.loaded.spec, target=target)
     pipeline.check_order()
     stages = [Stage("lower", naive)]
     program, ctx = naive, PassContext(verify=False, spans=driver.spans_of(variation.loaded))
@@ -53,11 +58,17 @@ def stages_of(variation: Variation, naive: DecodeProgram, checked: bool) -> list
 
 @dataclass
 class Subject:
-    """A compiled variation. Raises DiagnosticError while compiling; what is not asked for is not made."""
+    """A compiled variation. Raises DiagnosticError while compiling; what is not asked for is not made.
+
+    Modules of other targets than the reference are generated from the same spec in float32 and run on `device`;
+    programs and oracles stay in float64 (see `single`).
+    """
 
     variation: Variation
     seed: int
     checked: bool = False
+    target: str = REFERENCE
+    device: str = "cpu"
     deferred_twin: Subject | None = None
     chain_twin: Subject | None = None
     _machines: dict[str, Interpreted] = field(default_factory=dict)
@@ -72,6 +83,39 @@ class Subject:
         """V."""
         return self.spec.target.geometry.vocab_size
 
+    @property
+    def single(self) -> bool:
+        """Whether the module computes in float32."""
+        return self.target != REFERENCE
+
+    @property
+    def bound(self) -> float:
+        """How far the module may be off beyond what `compare` allows, relative."""
+        return single_bound(self.spec.target.geometry.recurrent) if self.single else 0.0
+
+    def as_computed(self, value: Tensor) -> Tensor:
+        """Float64 values as the module will see them."""
+        made = rounded(value) if self.single else value
+        assert isinstance(made, Tensor)
+        return made
+
+    @cached_property
+    def compiled(self) -> LoadedSpec:
+        """The spec that the module is generated from: in float32 where the target does not compute in float64."""
+        if not self.single:
+            return self.variation.loaded
+        mapping = to_mapping(self.spec)
+        mapping.pop("backend", None)
+        return from_mapping(changed(mapping, {"runtime.dtype": "float32", "runtime.state_dtype": "float32"}))
+
+    @cached_property
+    def final(self) -> DecodeProgram:
+        """The program that the module is generated from."""
+        if not self.single:
+            return self.program
+        naive = driver.lower_spec(self.compiled, self.target)
+        return driver.run_passes(self.compiled, naive, target=self.target, verify=False).program
+
     @cached_property
     def naive(self) -> DecodeProgram:
         """The program before all passes."""
@@ -80,18 +124,18 @@ class Subject:
     @cached_property
     def stages(self) -> list[Stage]:
         """The naive program, then the program after every pass that changed it."""
-        return stages_of(self.variation, self.naive, self.checked)
+        return stages_of(self.variation, self.naive, self.checked, self.target)
 
     @property
     def program(self) -> DecodeProgram:
-        """The program that the module is generated from."""
+        """The program after all passes, in float64."""
         return self.stages[-1].program
 
     @cached_property
     def weights(self) -> Mapping[str, Value]:
         """Weights by the naive program's names."""
         drawn = logical_weights(self.spec, self.seed)
-        return {name: drawn[name] for name in self.naive.weights}
+        return {name: rounded(drawn[name]) if self.single else drawn[name] for name in self.naive.weights}
 
     @cached_property
     def all_weights(self) -> Mapping[str, Value]:
@@ -101,20 +145,30 @@ class Subject:
     @cached_property
     def source(self) -> str:
         """The generated module's text."""
-        return driver.generate(self.variation.loaded, self.program)
+        return driver.generate(self.compiled, self.final, self.target)
 
     @cached_property
     def generated(self) -> Generated:
         """The generated module."""
-        return self.generate(self.program, "generated module")
+        return self.generate(self.final, "generated module")
 
     def generate(self, program: DecodeProgram, name: str) -> Generated:
         """A module generated from any program over this subject's weights."""
-        source = self.source if program is self.program else driver.generate(self.variation.loaded, program)
+        source = self.source if program is self.final else driver.generate(self.compiled, program, self.target)
         module = load_module(source, f"specc_checked_{self.variation.key[:16]}")
-        weights = module.Weights(**program_weights(program.weights, self.naive, self.weights))
+        drawn = program_weights(program.weights, self.naive, self.weights)
         slots = {name: slot for name, slot in program.slots.items() if slot.alias is None}
-        return Generated(name, module, slots, weights)
+        if not self.single:
+            return Generated(name, module, slots, module.Weights(**drawn))
+        weights = module.Weights(**{name: narrowed(value, self.device) for name, value in drawn.items()})
+        return Single(name, module, slots, weights, device=self.device)
+
+    def with_seed(self, seed: int) -> Subject:
+        """The same subject with other weights; nothing is compiled again. Twins get them too, but not their twins."""
+        made = replace(self, seed=seed, deferred_twin=None, chain_twin=None, _machines={})
+        kept = ("naive", "stages", "compiled", "final", "source")
+        made.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
+        return made
 
     def interpreted(self, stage: Stage, strict: bool = False) -> Interpreted:
         """A stage in the interpreter; `strict` where its indices are claimed to be safe."""

@@ -64,7 +64,7 @@ def _same_results(session: Session, id: str, what: str, op: Op, results: Results
     index = torch.tensor(list(rows))
     wanted = comparable(op.step, op.results, op.bag, op.live)
     wanted = {name: value.index_select(0, index) for name, value in wanted.items()}
-    gap = mapping_difference(results, wanted)
+    gap = mapping_difference(results, wanted, bound=session.subject.bound)
     session.checks.require(id, op.step, None if gap is None else f"{what}: {gap}")
 
 
@@ -77,7 +77,8 @@ def rows_alone(session: Session) -> None:
         for op, now, results in replayed(session, machine, [row]):
             state = now
             _same_results(session, "I13", f"row {row} alone differs from row {row} of the batch", op, results, [row])
-        gap = mapping_difference(view(machine, state, eagle), rows_of(whole, machine, [row]))
+        alone = view(machine, state, eagle)
+        gap = mapping_difference(alone, rows_of(whole, machine, [row]), bound=session.subject.bound)
         session.checks.require("I13", "the end", None if gap is None else f"row {row} alone ends differently: {gap}")
 
 
@@ -86,9 +87,11 @@ def deferred(session: Session, twin: Subject) -> None:
     rows = list(range(len(session.texts)))
     pair = zip(replayed(session, session.crew.leader, rows), replayed(session, twin.generated, rows), strict=True)
     for (op, one, results), (_, other, wanted) in pair:
-        gap = mapping_difference(results, wanted)
+        gap = mapping_difference(results, wanted, bound=twin.bound)
         gap = gap or mapping_difference(
-            view(session.crew.leader, one, session.eagle), view(twin.generated, other, session.eagle)
+            view(session.crew.leader, one, session.eagle),
+            view(twin.generated, other, session.eagle),
+            bound=twin.bound,
         )
         text = None if gap is None else f"deferred and immediate update differ after {op.step}: {gap}"
         session.checks.require("I19", op.step, text)
@@ -119,18 +122,18 @@ def split_prompts(session: Session) -> None:
         for cuts in (list(range(1, size + 1)), [cut, size]):
             state, logits = _prefilled(session, prompt, cuts, key)
             seen = view(machine, state, eagle)
-            gap = _split_difference({**seen, "logits": logits}, wanted)
+            gap = _split_difference({**seen, "logits": logits}, wanted, session.subject.bound)
             text = None if gap is None else f"prompt {list(prompt)} cut at {cuts}: {gap}"
             session.checks.require("I22", f"prefill of row {row}", text)
-        gap = _split_difference(_by_plain_steps(session, prompt, cut, key), wanted)
+        gap = _split_difference(_by_plain_steps(session, prompt, cut, key), wanted, session.subject.bound)
         text = None if gap is None else f"prompt {list(prompt)}, plain steps from {cut} on: {gap}"
         session.checks.require("I22", f"prefill of row {row}", text)
 
 
-def _split_difference(seen: State, wanted: State) -> str | None:
+def _split_difference(seen: State, wanted: State, bound: float) -> str | None:
     """Without how many drafter rows are left to catch up, which depends on the cuts."""
     one, other = ({**_target(state), **_named(state, "history", "logits")} for state in (seen, wanted))
-    return mapping_difference(one, other)
+    return mapping_difference(one, other, bound=bound)
 
 
 def _by_plain_steps(session: Session, prompt: Sequence[int], cut: int, key: int) -> State:
@@ -182,7 +185,7 @@ def chain_as_tree(session: Session, twin: Subject) -> None:
             state = copied(states[place])
             now = view(machine, state, session.eagle)
             outcomes.append({"logits": logits, **accepted, "path": seen["path"][:, :count], **_target(now)})
-        gap = _without_capacity(outcomes[0], outcomes[1])
+        gap = _without_capacity(outcomes[0], outcomes[1], subject.bound)
         text = None if gap is None else f"the chain as a tree differs from the chain module in {gap}"
         session.checks.require("I12", "verify", text, chains[0])
         for row in range(len(rows)):
@@ -200,7 +203,7 @@ def _target(seen: State) -> State:
     return _named(seen, *TARGET_CONTROL, *slots.named(seen, (*slots.CACHES, *slots.RECURRENT)))
 
 
-def _without_capacity(one: State, other: State) -> str | None:
+def _without_capacity(one: State, other: State, bound: float) -> str | None:
     """The caches of the two have different numbers of spare rows."""
     caches = slots.named(one, slots.CACHES)
     rows = {name: min(one[name].shape[2], other[name].shape[2]) for name in caches}
@@ -208,7 +211,7 @@ def _without_capacity(one: State, other: State) -> str | None:
         {name: value[:, :, : rows[name]] if name in rows else value for name, value in state.items()}
         for state in (one, other)
     ]
-    return mapping_difference(cut[0], cut[1])
+    return mapping_difference(cut[0], cut[1], bound=bound)
 
 
 def _chain(session: Session, text: list[int], count: int, seed: int) -> DraftTree:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specc.check.reduce import reduced_mapping
-from specc.check.subject import Subject
+from specc.check.subject import REFERENCE, Subject
 from specc.check.variations import MAX_VARIATIONS, Variation, as_chain, changed, other_update, variations
 from specc.diagnostics import SpecError
 from specc.spec import LoadedSpec, fingerprint, from_mapping, to_mapping
@@ -28,18 +28,28 @@ class Workbench:
     variations: list[Variation]
     seed: int = 0
     on_compile: Callable[[str], None] | None = None
+    target: str = REFERENCE
+    device: str = "cpu"
     _subjects: dict[int, Subject] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, loaded: LoadedSpec, seed: int = 0, limit: int = MAX_VARIATIONS) -> Workbench:
+    def of(
+        cls,
+        loaded: LoadedSpec,
+        seed: int = 0,
+        limit: int = MAX_VARIATIONS,
+        target: str = REFERENCE,
+        device: str = "cpu",
+    ) -> Workbench:
         """The reduced spec and what is around it. Raises SpecError if the reduction is not a legal spec."""
         mapping = reduced_mapping(loaded)
-        return cls(variations(from_mapping(mapping), mapping, limit), seed)
+        found = variations(from_mapping(mapping), mapping, limit)
+        return cls(found, seed, target=target, device=device)
 
     @classmethod
     def around(cls, subject: Subject) -> Workbench:
         """One subject that is compiled already."""
-        bench = cls([subject.variation], subject.seed)
+        bench = cls([subject.variation], subject.seed, target=subject.target, device=subject.device)
         bench._subjects[0] = subject
         return bench
 
@@ -63,11 +73,20 @@ class Workbench:
         if number not in self._subjects:
             if self.on_compile is not None:
                 self.on_compile(self.variations[number].name)
-            subject = Subject(self.variations[number], self.seed, checked=number == 0)
+            checked = number == 0
+            subject = Subject(self.variations[number], self.seed, checked, target=self.target, device=self.device)
             self._subjects[number] = subject
             subject.deferred_twin = self._twin(number, other_update(to_mapping(subject.spec)))
             subject.chain_twin = None if subject.spec.is_chain else self._twin(number, _chain(subject))
         return self._subjects[number]
+
+    def reseeded(self, number: int, seed: int) -> Subject:
+        """The compiled variation with other weights, and its twins with them."""
+        subject = self.subject(number)
+        made = subject.with_seed(seed)
+        made.deferred_twin = subject.deferred_twin and subject.deferred_twin.with_seed(seed)
+        made.chain_twin = subject.chain_twin and subject.chain_twin.with_seed(seed)
+        return made
 
     def _twin(self, number: int, changes: Mapping[str, Any] | None) -> Subject | None:
         """The variation that equals this one after `changes`, if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,11 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="repeat a run; default: 0")
     parser.add_argument("--replay", metavar="TOKEN", help="run one counterexample again")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="where the module of target triton runs: cpu (default: Triton's interpreter, slow) or cuda",
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: everything holds; 1: a counterexample, or examples that don't count."""
+    if args.target == "triton" and args.device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of torch's that imports Triton
     loaded = load_supported(args)
     chosen = args.invariants
     if chosen is None and isinstance(loaded.spec.invariants, tuple):
@@ -52,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)  # models are tiny: threads cost more than they give
     if args.replay is not None:
-        report = replay(loaded, args.replay, chosen, args.seed)
+        report = replay(loaded, args.replay, chosen, args.seed, target=args.target, device=args.device)
     else:
         with _progress(args.json) as tell:
-            report = check(loaded, args.max_examples, chosen, args.seed, progress=tell)
+            where = {"target": args.target, "device": args.device}
+            report = check(loaded, args.max_examples, chosen, args.seed, progress=tell, **where)
     spec = str(args.spec)
     if args.json:
         print(json.dumps(report.as_json(spec, args.overrides), indent=2))
