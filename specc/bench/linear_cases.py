@@ -197,6 +197,7 @@ TILES: Mapping[str, tuple[LinearConfig, ...]] = {
         config(16, 512, 4, 1, 4, 4),
         config(64, 128, 1, 4, 4, 5),
         config(64, 64, 1, 4, 4, 8),
+        config(16, 2048, 8, 1, 8, 0),
     ),
     "head": (
         config(64, 256, 1, 1, 4, 4),
@@ -208,6 +209,10 @@ TILES: Mapping[str, tuple[LinearConfig, ...]] = {
         config(16, 128, 2, 1, 2, 6),
         config(8, 256, 4, 1, 4, 4),
         config(8, 128, 2, 1, 2, 6),
+        config(16, 2048, 4, 1, 4, 0),
+        config(16, 2048, 8, 1, 8, 0),
+        config(8, 2048, 4, 1, 4, 0),
+        config(8, 2048, 8, 1, 8, 0),
     ),
 }
 """Tiles worth trying. Layers with a norm work on x in each step, so they want many weight rows per program; narrow
@@ -227,6 +232,10 @@ def candidates(gemm: Gemm) -> tuple[LinearConfig, ...]:
         kind, aheads = "normed", (0, 512)
     else:
         kind, aheads = "plain", (0, 2048 if gemm.hidden <= 2048 else 512)
-    return tuple(
-        replace(tile, ahead=ahead, late=late) for tile in TILES[kind] for ahead in aheads for late in (False, True)
+    found = (
+        replace(tile, ahead=ahead, late=late)
+        for tile in TILES[kind]
+        for ahead in (aheads if tile.stages else (0,))
+        for late in ((False, True) if tile.stages else (False,))
     )
+    return tuple(config for config in found if config.stages or config.once(gemm.hidden))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specc.backends.triton.kernels.linear import linear
+from specc.backends.triton.kernels.linear_once import linear_once
 from specc.backends.triton.launch.core import interpreted, power_of_two
 
 Tensor = torch.Tensor
@@ -23,6 +24,8 @@ MOST_ROWS = 64
 """Rows up to which the kernel is used; above, the products are bound by arithmetic and cuBLAS is faster."""
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
+LEAST_ROWS = 16
+"""Rows of x that a product takes at least."""
 BLOCK_ROWS = 32
 """Rows of x that a program takes at most; more are further programs, which find the weight in the L2 cache."""
 COUNTERS = 1 << 16
@@ -34,6 +37,7 @@ class LinearConfig:
     """`bf` features per program (as many gate and up rows each), `bk` columns per step cut into `kw` pieces (one per
     warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else.
 
+    `stages` 0: all columns (at most `bk`) in one step, a tile in registers.
     `late`: the next kernel may start when the weight has been read, not at once; what it asks for ahead then comes
     while this one ends.
     """
@@ -46,6 +50,10 @@ class LinearConfig:
     stages: int
     ahead: int = 0
     late: bool = False
+
+    def once(self, hidden: int) -> bool:
+        """Whether a layer is one step: its tile of the weight is then in registers before x is there."""
+        return self.stages == 0 and hidden <= self.bk
 
 
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
@@ -85,6 +93,8 @@ def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -
             return sum(ratios) + 1000 * (known[2] != gated)
 
         found = LINEAR[min(LINEAR, key=distance)]
+    if found.stages == 0 and not found.once(hidden):
+        return PAIRS if gated else STREAMED
     return found
 
 
@@ -118,43 +128,49 @@ def launch_linear(
     `dependent`: it may start while the kernel in front of it still runs (never in the interpreter).
     """
     rows, hidden, features = *x.shape, y.shape[1]
-    bm = min(BLOCK_ROWS, power_of_two(rows, 16))
-    owned = config.bf * (2 if gated else 1)
-    stage = (owned + bm) * config.bk * x.element_size()
-    blocks, tiles = -(-rows // bm), -(-features // config.bf)
-    area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
     beside = dependent and not interpreted()
-    options: dict[str, Any] = {"launch_pdl": True} if beside else {}
-    linear[(blocks, tiles, config.split)](
+    once = config.once(hidden)
+    bm = LEAST_ROWS if once else min(BLOCK_ROWS, power_of_two(rows, LEAST_ROWS))
+    blocks, tiles = -(-rows // bm), -(-features // config.bf)
+    operands = (
         x,
         weight,
         weight if bias is None else bias,
         weight if norm_weight is None else norm_weight,
         x if residual is None else residual,
         y,
+    )
+    sizes = (rows, features, hidden, x.stride(0), 0 if residual is None else residual.stride(0), eps)
+    options: dict[str, Any] = {
+        "BF": config.bf,
+        "BM": bm,
+        "KW": config.kw,
+        "BIAS": bias is not None,
+        "NORM": norm_weight is not None,
+        "GATED": gated,
+        "RESIDUAL": residual is not None,
+        "DEPENDENT": beside,
+        "num_warps": config.warps,
+        **({"launch_pdl": True} if beside else {}),
+    }
+    if once:
+        columns = power_of_two(hidden, 16 * config.kw)
+        linear_once[(blocks, tiles)](*operands, *sizes, PIECE=columns // config.kw, EVEN=hidden == columns, **options)
+        return
+    owned = config.bf * (2 if gated else 1)
+    stage = (owned + bm) * config.bk * x.element_size()
+    area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
+    linear[(blocks, tiles, config.split)](
+        *operands,
         torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
         arrived(x.device) if area else y,
-        rows,
-        features,
-        hidden,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        eps,
-        BF=config.bf,
-        BM=bm,
+        *sizes,
         BK=config.bk,
-        KW=config.kw,
         SPLIT=config.split,
         AHEAD=0 if interpreted() or hidden % 8 else config.ahead,
         THREADS=32 * config.warps,
-        BIAS=bias is not None,
-        NORM=norm_weight is not None,
-        GATED=gated,
-        RESIDUAL=residual is not None,
         EVEN=hidden % config.bk == 0,
-        DEPENDENT=beside,
         LATE=config.late,
-        num_warps=config.warps,
         num_stages=max(1, min(config.stages, SHARED // stage)),
         **options,
     )

@@ -29,6 +29,7 @@ CONFIGS = (
     LinearConfig(bf=16, bk=64, kw=4, split=1, warps=4, stages=2),
     LinearConfig(bf=32, bk=32, kw=2, split=3, warps=4, stages=2),
     LinearConfig(bf=16, bk=32, kw=1, split=2, warps=4, stages=2),
+    LinearConfig(bf=8, bk=256, kw=4, split=1, warps=4, stages=0),
 )
 
 
@@ -153,15 +154,26 @@ def test_counters_are_left_at_zero_for_the_next_launch() -> None:
 def test_a_geometry_that_is_not_in_the_table_gets_the_nearest() -> None:
     for (hidden, features, gated), config in LINEAR.items():
         assert linear_config(hidden, features, gated, torch.bfloat16) is config
-        near = linear_config(hidden + 8, features + 8, gated, torch.bfloat16)
+        near = linear_config(hidden - 8, features + 8, gated, torch.bfloat16)
         assert near in [known for key, known in LINEAR.items() if key[2] == gated]
     assert linear_config(3, 7, False, torch.bfloat16) in LINEAR.values()
     assert linear_config(2048, 2048, False, torch.float32) is FLOAT32
 
 
+def test_a_layer_that_is_too_wide_for_one_step_takes_several() -> None:
+    narrow = {key: config for key, config in LINEAR.items() if config.stages == 0}
+    for (_, features, gated), config in narrow.items():
+        assert config.once(config.bk)
+        assert not linear_config(8 * config.bk, features, gated, torch.bfloat16).once(8 * config.bk)
+        assert linear_config(8 * config.bk, features, gated, torch.bfloat16).stages > 0
+
+
 def test_configurations_cover_their_tiles_and_fit() -> None:
-    for config in {*LINEAR.values(), FLOAT32}:
+    for key, config in [*LINEAR.items(), ((64, 64, False), FLOAT32)]:
         assert config.kw in (1, config.warps), "a piece of the columns per warp"
         assert config.bk % config.kw == 0
         assert config.bk // config.kw >= 16
-        assert (config.bf * 2 + 32) * config.bk * 2 <= SHARED, "one step"
+        if config.stages == 0:
+            assert config.once(key[0])
+        else:
+            assert (config.bf * 2 + 32) * config.bk * 2 <= SHARED, "one step"
