@@ -1,0 +1,75 @@
+"""Regions of whole steps: how many launches are left, and what their kernels need on sm_90."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.fx import GraphModule, Node
+
+from specc.backends.printing.regions import RegionCall
+from specc.backends.triton.regions import plan
+from specc.backends.triton.regions.region import is_free
+from specc.ir.edit import is_loop, loop_parts
+from tests.backends.triton.compiled_regions import step_graph
+
+ROOT = Path(__file__).resolve().parents[3]
+STACK_OF_COSINE = 32
+"""Bytes that the reduction of large angles keeps on the stack; it is no spill."""
+
+
+def units(module: GraphModule) -> list[str]:
+    """What a graph launches, in order: "region", names of ops, "loop"."""
+    found = []
+    for unit in plan(module).order:
+        if isinstance(unit, RegionCall):
+            found.append("region")
+        elif is_loop(unit):
+            found.append("loop")
+        elif not is_free(unit):
+            found.append(str(unit.target).split(".")[1])
+    return found
+
+
+def layers(module: GraphModule) -> list[GraphModule]:
+    """The bodies of the loops over layers."""
+    loops = [unit for unit in plan(module).order if isinstance(unit, Node) and is_loop(unit)]
+    return [loop_parts(node).body for node in loops if node.args[0] == "layer"]
+
+
+def test_lookup_trees_acceptance_and_bookkeeping_are_two_kernels() -> None:
+    step = step_graph("smollm2-prompt-lookup-tree")
+    found = units(step)
+    # The tree with its mask and angles; the embedding of its tokens.
+    assert found[: found.index("loop")] == ["region", "region"]
+    # Row moves of all layers, and the argmax over the vocabulary: four launches from the logits to the next tree.
+    assert found[found.index("loop") :] == ["loop", "fused_linear", "argmax", "region", "commit_path_layers_"]
+    (body,) = layers(step)
+    assert units(body) == ["fused_linear", "region", "tree_attention_cached", *["fused_linear"] * 3]
+
+
+def test_a_recurrent_layer_has_two_regions() -> None:
+    (body,) = layers(step_graph("gdn-15m-tree"))
+    assert units(body).count("region") == 2
+    assert "copy_" not in units(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", ["smollm2-static-tree", "gdn-15m-tree", "gdn-1b3-specla", "qwen3-dynamic-tree", "qwen3-next-hybrid"]
+)
+def test_regions_of_shipped_specs_compile_without_spills(spec: str) -> None:
+    """In a process of its own: kernels of this one are the interpreter's."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words = [sys.executable, "-m", "tests.backends.triton.compiled_regions", spec]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) >= 3
+    spilled = [item for item in found if item[1]["spills"] > (STACK_OF_COSINE if item[1]["rounds_angles"] else 0)]
+    assert not spilled
+    assert all(used["shared"] <= 232448 for _, used in found)
