@@ -48,6 +48,23 @@ def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
     return max(1, min(config.programs // tiles, MOST_PARTS, -(-columns // (config.bn * config.least))))
 
 
+def alike(k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
+    """New rows with the same strides, copied if need be."""
+    k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
+    return (k_new, v_new) if k_new.stride() == v_new.stride() else (k_new.contiguous(), v_new.contiguous())
+
+
+def merge_parts(partial: Tensor, lse: Tensor, out: Tensor, shared: int, tiles: int, parts: int, rows: int) -> None:
+    """out [B,M,Hq,D] from the results of `parts` parts and their log-sum-exps, of `tiles` tiles of `rows` a KV head."""
+    batch, tokens, heads, dim = out.shape
+    padded, rounds, pdl = power_of_two(dim, 16), power_of_two(parts), not interpreted()
+    attention_merge[(tokens * heads // shared, shared, batch)](
+        partial, lse, out, tiles, tokens, shared, parts,
+        G=heads // shared, D=dim, DP=padded, BM=rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
+        num_warps=1, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
 def attend(
     q: Tensor,
     k_cache: Tensor,
@@ -87,17 +104,13 @@ def attend(
         places = batch * shared * tiles * config.rows * parts
         partial = torch.empty(places * dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(places, dtype=torch.float32, device=q.device)
-    k_new, v_new = fresh or (q, q)
-    k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
-    if k_new.stride() != v_new.stride():
-        k_new, v_new = k_new.contiguous(), v_new.contiguous()
+    k_new, v_new = alike(*(fresh or (q, q)))
     bits = q if mask is None else mask.view(torch.uint8)
     k_strides = (k_cache.stride(0) if table is None else 0, *k_cache.stride()[1:3])
     v_strides = (v_cache.stride(0) if table is None else 0, *v_cache.stride()[1:3])
     box = config.bn if config.tma and padded == dim and (not page or page >= config.bn) else 0
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl = not interpreted()
-    dependent = {"launch_pdl": True} if pdl else {}
     attention_split[(tiles * shared, parts, batch)](
         q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, partial, lse,
@@ -107,15 +120,10 @@ def attend(
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
         TMA=k_tiles is not None and v_tiles is not None, EARLY=config.early, SPLIT=parts > 1, PDL=pdl,
-        num_warps=config.warps, num_stages=config.stages, **dependent,
+        num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     if parts > 1:
-        rounds = power_of_two(parts)
-        attention_merge[(tokens * group, shared, batch)](
-            partial, lse, out, tiles, tokens, shared, parts,
-            G=group, D=dim, DP=padded, BM=config.rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
-            num_warps=1, **dependent,
-        )  # fmt: skip
+        merge_parts(partial, lse, out, shared, tiles, parts, config.rows)
     return out
 
 
