@@ -12,7 +12,7 @@ from specc.backends.printing.naming import wanted_name
 from specc.backends.triton.regions.create import static_values, table_text
 from specc.backends.triton.regions.pointwise import cast, number_text
 from specc.backends.triton.regions.reduce import rest_dims
-from specc.backends.triton.regions.values import Block, Memory, Overlay, Parts, Shape, Unsupported, Value, padded
+from specc.backends.triton.regions.values import Block, Memory, Overlay, Parts, Piece, Shape, Unsupported, Value, padded
 from specc.backends.triton.regions.views import at_index, flatten_block, unflatten_block
 from specc.backends.triton.regions.writer import Writer
 from specc.ir import ops
@@ -192,7 +192,7 @@ def cat(w: Writer, node: Node) -> Parts:
     return Parts(pieces, dim, shape, dtype, lead)
 
 
-def _piece(w: Writer, node: Node) -> Block | Memory | Parts:
+def _piece(w: Writer, node: Node) -> Piece:
     value = w.value(node)
     return w.block(value) if isinstance(value, Overlay) else value
 
@@ -200,7 +200,7 @@ def _piece(w: Writer, node: Node) -> Block | Memory | Parts:
 def pad(w: Writer, node: Node) -> Value:
     """`constant_pad_nd`."""
     given = named_arguments(node)
-    value: Value = w.value(given["self"])
+    value = _piece(w, given["self"])
     dtype = node.meta["val"].dtype
     number = number_text(given.get("value", 0), dtype)
     sizes: Sequence[int] = given["pad"]
@@ -208,7 +208,7 @@ def pad(w: Writer, node: Node) -> Value:
         dim = len(value.shape) - 1 - place // 2
         if dim < 0 or min(sizes) < 0:
             raise Unsupported("it pads rows")
-        pieces: list[Value] = [] if 0 in value.shape else [value]
+        pieces: list[Piece] = [] if 0 in value.shape else [value]
         for at, size in ((0, sizes[place]), (1, sizes[place + 1])):
             if size:
                 shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
@@ -229,12 +229,12 @@ def slice_scatter(w: Writer, node: Node) -> Parts | Overlay:
         return _overlay(w, node, dim, start)
     if not isinstance(start, int) or not isinstance(end, int) or given.get("step", 1) != 1 or start < 0:
         raise Unsupported("a part whose place is not known")
-    base, source = w.value(given["self"]), w.value(given["src"])
+    base, source = _piece(w, given["self"]), _piece(w, given["src"])
     shape, lead = _rows(w, node)
     end = min(end, shape[dim])
     if source.lead != lead or base.lead != lead or source.dtype != base.dtype or end <= start:
         raise Unsupported("a part of other rows")
-    pieces: list[Value] = [source]
+    pieces: list[Piece] = [source]
     if start:
         pieces.insert(0, w.window(base, dim, 0, start))
     if end < shape[dim]:

@@ -112,7 +112,8 @@ class Overlay:
     lead: int
 
 
-Value = Block | Memory | Parts | Overlay
+Piece = Block | Memory | Parts
+Value = Piece | Overlay
 
 
 def contiguous(shape: Shape) -> tuple[Factors, ...]:

@@ -59,10 +59,10 @@ def relabelled(w: Writer, node: Node) -> Value:
     value, shape, lead = _source(w, node), _rows(w, node), _lead(w, node)
     places = _matched(value.shape, shape, node, w)
     if isinstance(value, Memory):
-        dims = [((size, 0),) for size in shape]
+        dims: list[Factors] = [((size, 0),) for size in shape]
         for old, new in places.items():
             if value.shape[old] > 1:
-                dims[new] = value.dims[old]  # type: ignore[call-overload]
+                dims[new] = value.dims[old]
         return replace(value, shape=shape, dims=tuple(dims), lead=lead)
     assert isinstance(value, Block)
     return value.reshaped(shape, tuple(places[axis] for axis in value.axes), lead)

@@ -13,6 +13,7 @@ from specc.backends.triton.regions.values import (
     Memory,
     Overlay,
     Parts,
+    Piece,
     Shape,
     Value,
     padded,
@@ -28,7 +29,7 @@ _BITS = {torch.float32: "tl.int32", torch.bfloat16: "tl.int32", torch.float16: "
 class Writer(Lines):
     """The kernel under construction; its values' parts can be taken, moved and joined."""
 
-    def window(self, value: Value, dim: int, start: int, size: int) -> Value:
+    def window(self, value: Value, dim: int, start: int, size: int) -> Piece:
         """Elements [start, start + size) along `dim`; those outside the value hold anything."""
         if isinstance(value, Overlay):
             value = self.block(value)
@@ -81,7 +82,7 @@ class Writer(Lines):
         text = f"tl.where({' & '.join(masks)}, {value.text}, {one})"
         return self.let("inside", text, value.dtype, value.shape, value.axes, value.lead)
 
-    def _memory_window(self, value: Memory, dim: int, start: int, shape: Shape, inside: bool) -> Value:
+    def _memory_window(self, value: Memory, dim: int, start: int, shape: Shape, inside: bool) -> Piece:
         factors = value.dims[dim]
         if inside and len(factors) == 1:
             offset = value.offset if start * factors[0][1] == 0 else (*value.offset, str(start * factors[0][1]))
