@@ -19,6 +19,7 @@ from specc.ir.scope import named_arguments
 
 aten = torch.ops.aten
 LARGEST_TREE = 64
+LONGEST_SCORES = 1024
 
 
 def rms_norm(w: Writer, node: Node) -> Block:
@@ -207,6 +208,8 @@ def _best(w: Writer, block: Block, k: int) -> tuple[Value, ...]:
     if dim not in block.axes or dim < 0:
         raise Unsupported("the best of one")
     size, k_size = padded(block.shape[dim]), padded(k)
+    if block.dtype.is_floating_point and size > LONGEST_SCORES:
+        raise Unsupported("the best of a vocabulary, which takes more than one program")
     rows, flat = 1, keys
     for axis in block.axes[:-1]:
         rows *= padded(block.shape[axis])

@@ -155,10 +155,22 @@ def _rows_of_block(w: Writer, node: Node, value: Block, at: Block, shape: Shape)
 def _table(w: Writer, node: Node, source: Node, at: Block, shape: Shape, lead: int) -> Block:
     values = static_values(source)
     if values is None:
-        raise Unsupported("a table that is not fixed")
+        return _weight_rows(w, w.value(source), at, shape, lead)
     if len(set(values)) == 1:
         return Block(str(values[0]), torch.int64, shape, (), lead, literal=True)
     return w.let(wanted_name(node), table_text(values, w.typed(at)), torch.int64, shape, at.axes, at.lead)
+
+
+def _weight_rows(w: Writer, value: Value, at: Block, shape: Shape, lead: int) -> Block:
+    """Rows of a tensor that is the same for all programs."""
+    if not isinstance(value, Memory) or value.lead or at.lead != lead:
+        raise Unsupported("a table of rows")
+    count = len(at.shape)
+    inner = range(1, len(value.shape))
+    axes = (*at.axes, *(dim - 1 + count for dim in inner if dim in value.axes()))
+    texts: list[str | None] = [w.spread_text(w.typed(at), at.axes, axes)]
+    texts += [w.index(shape, axes, dim - 1 + count) for dim in inner]
+    return w.load_at(value, shape, axes, lead, texts, w.masks(shape, axes))
 
 
 def embedding(w: Writer, node: Node) -> Value:

@@ -176,6 +176,49 @@ class Partition:
             stack += self.groups[number].before
         return False
 
+    def merge(self) -> None:
+        """Join two regions where one can be of the other's kind and nothing stands between them."""
+        again = True
+        while again:
+            pairs = ((one, other) for one in self.groups for other in self.groups if one is not other)
+            found = next(((one, other) for one, other in pairs if self._joinable(one, other)), None)
+            again = found is not None
+            if found is not None:
+                self._join(*found)
+
+    def _joinable(self, one: Group, other: Group) -> bool:
+        if one.kind is None or other.kind is None or not one.nodes or not other.nodes:
+            return False
+        if self._passes(one, other) or self._passes(other, one):
+            return False
+        if not all(self.compatible(node, other) for node in one.nodes):
+            return False
+        kind = other.kind
+        return one.kind == kind or all(kind in self.possible(node) for node in one.nodes)
+
+    def _passes(self, first: Group, last: Group) -> bool:
+        """Whether a path leads from one group to another through a third."""
+        stack = [number for number in last.before if number != first.number]
+        seen: set[int] = set()
+        while stack:
+            number = stack.pop()
+            if number == first.number:
+                return True
+            if number not in seen:
+                seen.add(number)
+                stack += self.groups[number].before
+        return False
+
+    def _join(self, one: Group, other: Group) -> None:
+        place = {item: number for number, item in enumerate(self.nodes)}
+        other.nodes = sorted([*other.nodes, *one.nodes], key=place.__getitem__)
+        self.group_of.update(dict.fromkeys(one.nodes, other))
+        for group in self.groups:
+            if one.number in group.before:
+                group.before = (group.before - {one.number}) | {other.number}
+        other.before = (other.before | one.before) - {one.number, other.number}
+        one.nodes, one.before = [], set()
+
     def sink(self) -> None:
         """Move a node to the one other region that reads it, where the node takes nothing from its own: the value then
         stays in registers."""

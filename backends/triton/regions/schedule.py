@@ -123,6 +123,7 @@ def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
         before = len(blocked)
         attempt = Partition(module, policy, blocked, limit)
         attempt.run()
+        attempt.merge()
         attempt.sink()
         emitted = written(attempt, limit)
         if emitted is not None:
