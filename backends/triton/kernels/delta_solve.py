@@ -3,7 +3,8 @@
 A_ij = beta_i e^{G_i - G_j} (k_i . k_j) over proper ancestors j of i, P_ij = e^{G_i - G_j} (q_i . k_j) over ancestors
 and self. With X = (I + A)^-1 and R = beta v - beta e^G (K S^T), U = X R and O = e^G (Q S^T) + P U. The second phase
 applies [X; P X] to R in one product; rows come interleaved (X_0, (P X)_0, X_1, …), so that pairs of columns split in
-registers. X comes by forward substitution. Factors that are pending are further ancestors: S_p x = e^G S x + sum_j (w_j u_j) (k_j . x), design 09.
+registers. X comes by forward substitution. Factors that are pending are further ancestors:
+S_p x = e^G S x + sum_j (w_j u_j) (k_j . x), design 09.
 
 A program does little and everything waits for what stands before it: loads start together, and a substitution in
 registers replaces products of small matrices, each of which costs a microsecond with its exchanges of operands.
@@ -19,7 +20,7 @@ import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import left_over, path_rows
 from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates
-from specc.backends.triton.kernels.dot import dot_pieces, dot_rows, dot_vector
+from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows, dot_vector
 
 SCALARS = tl.constexpr(4)
 """Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q; then one for e^G of what is
@@ -28,28 +29,15 @@ pending."""
 
 @triton.jit
 def work_size(T: tl.constexpr, R: tl.constexpr):
-    """Floats per sequence and value head: the matrix, the scalars, for R pending rows theirs and their weights, scratch."""
+    """Floats per sequence and value head: the matrix, the scalars, R pending rows' part, and scratch."""
     return 4 * T * T + SCALARS * T + R * (2 * T + 4)
 
 
 @triton.jit
-def unit_lower_inverse(a, T: tl.constexpr, LEVELS: tl.constexpr):
-    """(I + A)^-1 of a strictly lower triangular [T,T] by block recursion, T = 2^LEVELS."""
-    i = tl.arange(0, T)[:, None]
-    j = tl.arange(0, T)[None, :]
-    inverse = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, a, 0.0)
-    for level in tl.range(1, LEVELS, num_stages=1):
-        pairs = (i >> (level + 1) == j >> (level + 1)) & ((i >> level) % 2 == 1) & ((j >> level) % 2 == 0)
-        right = dot_vector(tl.where(pairs, a, 0.0), inverse, tl.zeros([T, T], tl.float32))
-        inverse = inverse - dot_vector(inverse, right, tl.zeros([T, T], tl.float32))
-    return inverse
-
-
-@triton.jit
-def four(row, W: tl.constexpr):
-    """Four neighbouring numbers as tensors [W] of equal elements: one load of 16 bytes for every lane."""
-    pairs = tl.load(row + tl.zeros([W, 1], tl.int32) + tl.arange(0, 4)[None, :]).reshape(W, 2, 2)
-    even, odd = tl.split(pairs)
+def four(row, place):
+    """Four neighbouring numbers at row + place [W,1] as tensors [W]: one load of 16 bytes for every thread."""
+    W: tl.constexpr = place.shape[0]
+    even, odd = tl.split(tl.load(row + place + tl.arange(0, 4)[None, :]).reshape(W, 2, 2))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
@@ -57,26 +45,72 @@ def four(row, W: tl.constexpr):
 
 @triton.jit
 def substitute(scratch, work, T: tl.constexpr, W: tl.constexpr):
-    """Rows of X = (I + A)^-1 and of P X into `work` [2T,T], one by one: column j of every row is in thread j.
+    """The diagonal blocks of 16 of X = (I + A)^-1 into the even rows of `work` [2T,T], column by column in threads; for
+    T = 16 the rows of P X into the odd ones as well. W >= T: the threads there are.
 
-    `scratch` holds rows of A and P by turns. Row i of X is e_i - sum_j A_ij X_j: no two threads exchange anything, the
-    numbers A_ij come from memory for all alike and wait for nothing. W: the threads there are.
+    `scratch` holds rows of A and P by turns. Row i of a block is e_i - sum_j A_ij X_j: no two threads exchange
+    anything, the numbers A_ij come from memory for all of a block's columns alike and wait for nothing.
     """
     column = tl.arange(0, W)
+    place = ((column % T) // 16)[:, None] * (16 * 2 * T + 16)
+    out = work + (column % T) // 16 * (16 * 2 * T) + column
     rows = ()
-    for i in tl.static_range(T):
-        x = tl.where(column == i, 1.0, 0.0)
+    for i in tl.static_range(16):
+        x = tl.where(column % 16 == i, 1.0, 0.0)
         outer = tl.zeros([W], tl.float32)
         for first in tl.static_range(0, i, 4):
-            a = four(scratch + 2 * i * T + first, W)
-            p = four(scratch + (2 * i + 1) * T + first, W)
+            a = four(scratch + 2 * i * T + first, place)
+            if T == 16:
+                p = four(scratch + (2 * i + 1) * T + first, place)
             for j in tl.static_range(first, min(first + 4, i)):
                 x = tl.fma(-a[j - first], rows[j], x)
-                outer = tl.fma(p[j - first], rows[j], outer)
-        outer = tl.fma(tl.load(scratch + (2 * i + 1) * T + i), x, outer)
-        rows = rows + (x,)
-        tl.store(work + 2 * i * T + column, x, mask=column < T)
-        tl.store(work + (2 * i + 1) * T + column, outer, mask=column < T)
+                if T == 16:
+                    outer = tl.fma(p[j - first], rows[j], outer)
+        rows = rows + (x,)  # noqa: RUF005 (the compiler knows no other way)
+        tl.store(out + 2 * i * T, x, mask=column < T)
+        if T == 16:
+            outer = tl.fma(tl.load(scratch + (2 * i + 1) * T + i), x, outer)
+            tl.store(out + (2 * i + 1) * T, outer, mask=column < T)
+
+
+@triton.jit
+def square(a, b, T: tl.constexpr):
+    """a b of [T,T] float32."""
+    if T <= 32:
+        return dot_vector(a, b, tl.zeros([T, T], tl.float32))
+    else:
+        return dot_float32(a, b, tl.zeros([T, T], tl.float32))
+
+
+@triton.jit
+def merge(scratch, work, T: tl.constexpr, LEVELS: tl.constexpr):
+    """All of X and P X from the diagonal blocks of 16 of X, T = 2^LEVELS.
+
+    X - X (A o M) X, M the pairs with i in the lower and j in the upper half of the same block, doubles the blocks.
+    """
+    i = tl.arange(0, T)[:, None]
+    j = tl.arange(0, T)[None, :]
+    at = i * (2 * T) + j
+    inverse = tl.load(work + at, mask=i // 16 == j // 16, other=0.0)
+    for level in tl.range(4, LEVELS, num_stages=1):
+        pairs = (i >> (level + 1) == j >> (level + 1)) & ((i >> level) % 2 == 1) & ((j >> level) % 2 == 0)
+        inverse -= square(inverse, square(tl.load(scratch + at, mask=pairs, other=0.0), inverse, T), T)
+    tl.debug_barrier()
+    tl.store(work + at, inverse)
+    tl.store(work + T + at, square(tl.load(scratch + T + at), inverse, T))
+
+
+@triton.jit
+def solve(lower, outer, work, scratch, T: tl.constexpr, LEVELS: tl.constexpr, W: tl.constexpr):
+    """Rows of X = (I + A)^-1 and of P X by turns into `work` [2T,T], from A and P [T,T]."""
+    at = tl.arange(0, T)[:, None] * (2 * T) + tl.arange(0, T)[None, :]
+    tl.store(scratch + at, lower)
+    tl.store(scratch + T + at, outer)
+    tl.debug_barrier()
+    substitute(scratch, work, T, W)
+    if T > 16:
+        tl.debug_barrier()
+        merge(scratch, work, T, LEVELS)
 
 
 @triton.jit
@@ -154,12 +188,13 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
                        N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_gb, stride_gt,
                        stride_bb, stride_bt,
                        K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
-                       SOLVE: tl.constexpr, W: tl.constexpr, MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr,
+                       W: tl.constexpr, MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr,
                        PDL: tl.constexpr):  # fmt: skip
     """Phase 1, one program per (value head, sequence): the matrix [2T,T], its scalars and the pending part into `work`.
 
-    Grid (HV, B), with (HV, B, 2) where R > 0: a program of its own for the pending part (R = 0: nothing is pending). q, k [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g
-    where the gates are computed here.
+    Grid (HV, B), or (HV, B, 2) with R > 0 pending rows at most: the pending part is a program of its own. q, k
+    [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g where the gates are
+    computed here.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -171,13 +206,12 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     at_k = k + b.to(tl.int64) * stride_kb + row[:, None] * stride_kt + place
     at_q = q + b.to(tl.int64) * stride_qb + row[:, None] * stride_qt + place
     work += (b * HV + hv) * work_size(T, R)
-    if R > 0:
-        if tl.program_id(2) == 1:
-            prepare_pending(
-                pending_k, pending_g, path, count, work + 2 * T * T + SCALARS * T, at_k, at_q, live, b, hv, head,
-                P, ROWS, H, HV, K, T, R, BK, PATH,
-            )  # fmt: skip
-            return
+    if R > 0 and tl.program_id(2) == 1:
+        prepare_pending(
+            pending_k, pending_g, path, count, work + 2 * T * T + SCALARS * T, at_k, at_q, live, b, hv, head,
+            P, ROWS, H, HV, K, T, R, BK, PATH,
+        )  # fmt: skip
+        return
     g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
     beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
     seen = ancestors(mask, b, N, T, MASK)
@@ -189,17 +223,7 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     ratio = decay_ratios(seen, g_rows, T) * norm_k[None, :]
     lower = tl.where(row[None, :] < row[:, None], (beta_rows * norm_k)[:, None] * ratio * gram, 0.0)
     outer = norm_q[:, None] * ratio * cross
-    at = row[:, None] * (2 * T) + row[None, :]
-    if SOLVE == 1:
-        scratch = work + work_size(T, R) - 2 * T * T
-        tl.store(scratch + at, lower)
-        tl.store(scratch + T + at, outer)
-        tl.debug_barrier()
-        substitute(scratch, work, T, W)
-    else:
-        inverse = unit_lower_inverse(lower, T, LEVELS)
-        tl.store(work + at, inverse)
-        tl.store(work + T + at, dot_vector(outer, inverse, tl.zeros([T, T], tl.float32)))
+    solve(lower, outer, work, work + work_size(T, R) - 2 * T * T, T, LEVELS, W)
     decay = tl.exp(tl.sum(tl.where(seen, g_rows[None, :], 0.0), 1))
     work += 2 * T * T
     tl.store(work + row, beta_rows)

@@ -10,7 +10,7 @@ from specc.backends.triton.launch.core import power_of_two
 Tensor = torch.Tensor
 CHANNELS = 256
 """Channels per program."""
-NODES = 8
+NODES = 4
 """Nodes per program."""
 
 

@@ -14,10 +14,10 @@ from specc.backends.triton.kernels.delta_tree import delta_tree_apply
 from specc.backends.triton.kernels.delta_walk import delta_row_scalars, delta_walk
 from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
 from specc.backends.triton.ops.delta_tables import (
-    COMMIT,
     CommitConfig,
     TreeConfig,
     WalkConfig,
+    commit_config,
     tree_config,
     walk_config,
 )
@@ -187,7 +187,7 @@ def launch_prepare(
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
         K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=0 if pending is None else pending_room(pending),
         BK=min(power_of_two(keys, 16), config.prepare_bk),
-        SOLVE=config.solve, W=32 * config.prepare_warps,
+        W=max(32 * config.prepare_warps, tile),
         MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=not interpreted(),
         num_warps=config.prepare_warps,
     )  # fmt: skip
@@ -276,11 +276,12 @@ def launch_steps(
 
 def launch_rank_n(
     state: Tensor, after: Tensor, k: Tensor, u: Tensor, g: Tensor, path: Tensor, count: Tensor,
-    lanes: int = 1, config: CommitConfig = COMMIT,
+    lanes: int = 1, config: CommitConfig | None = None,
 ) -> None:  # fmt: skip
     """All factors as one update; as `launch_steps`. `lanes`: paths and new states per sequence."""
     heads, values, keys = state.shape[-3:]
     states = state.numel() // (heads * values * keys)
+    config = config or commit_config(keys, values)
     block = max(min(config.bv, power_of_two(values)), 16)
     delta_commit_rank_n[(-(-values // block), heads, states * lanes)](
         state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), lanes, k.shape[-2], heads,

@@ -24,7 +24,6 @@ class TreeConfig:
     prepare_warps: int = 1
     prepare_bk: int = 256
     pieces: int = 2
-    solve: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,11 @@ WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
     (256, 256): ((64, WalkConfig(bv=8, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for."""
-COMMIT = CommitConfig(bv=64, bk=64, warps=4, stages=3)
+COMMIT: Mapping[tuple[int, int], CommitConfig] = {
+    (128, 128): CommitConfig(bv=64, bk=128, warps=4, stages=2),
+    (256, 256): CommitConfig(bv=32, bk=64, warps=4, stages=3),
+}
+"""By (K, V)."""
 
 FEW = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4)
 MANY = TreeConfig(bv=64, bk=64, warps=4, stages=2, prepare_warps=1, prepare_bk=128)
@@ -89,3 +92,8 @@ def walk_config(keys: int, values: int, programs: int) -> WalkConfig:
     """The configuration for K, V and value heads times sequences; that of the nearest geometry."""
     nearest = min(WALK, key=lambda known: abs(known[0] - keys) + abs(known[1] - values))
     return next(config for most, config in WALK[nearest] if programs <= most)
+
+
+def commit_config(keys: int, values: int) -> CommitConfig:
+    """The configuration of the rank-n commit for K, V; that of the nearest geometry."""
+    return COMMIT[min(COMMIT, key=lambda known: abs(known[0] - keys) + abs(known[1] - values))]

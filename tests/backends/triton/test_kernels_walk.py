@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from specc.backends.triton.ops.delta import (
     delta_rule_commit_,
 )
 from specc.backends.triton.ops.delta_launch import Gate, launch_walk, outputs_of, rows_of
-from specc.backends.triton.ops.delta_tables import WalkConfig
+from specc.backends.triton.ops.delta_tables import TREE, WalkConfig, commit_config, tree_config, walk_config
+from specc.backends.triton.ops.delta_variants import PREFIXES, TREE_OPERANDS, variant
 from specc.backends.triton.ops.delta_verify import table_of
 from specc.ir import ops
 from tests.backends.triton.trees import BOUND, Operands, called, check, exact, operands, relative, trees
@@ -234,3 +236,21 @@ def test_wide_batches_have_the_bits_of_narrow_ones() -> None:
         launch_walk(case.state, rows, o, u, config=WalkConfig(bv=block, e=32, warps=1))
         results.append((o, u))
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_functions_take_what_their_variant_says() -> None:
+    for op, prefix in PREFIXES.items():
+        for kind in TREE_OPERANDS:
+            chain = {"parent_row": None, "mask": None} if kind == "chain" else {"parent_row": 0, "mask": 0}
+            found = variant(op, {"schedule": "serial" if kind == "chain" else kind, **chain})
+            assert found is not None
+            assert found.function.__name__ == prefix.format(kind)
+            names = list(inspect.signature(found.function).parameters)
+            assert names == list(found.operands) or (names == ["state", "rest"] and op == "delta_rule_verify_pending")
+    assert variant("delta_rule", {}) is None
+
+
+def test_tables_have_an_answer_for_every_geometry() -> None:
+    assert walk_config(256, 256, 8).e == walk_config(256, 256, 10**6).e
+    assert tree_config(64, 96, 128, 10**6) in [config for _, config in TREE[(128, 128, 64)]]
+    assert commit_config(8, 16) == commit_config(128, 128)
