@@ -2,7 +2,7 @@
 
     python -m specc.bench.kernels_step_parts [--part NAME ...] [--output FOLDER] [--seconds S]
 
-Parts: `argmax`, `topk`, `commit`, `draft`, `law`, `walk` (the rejection walk), `blocks` (the walk with other block
+Parts: `argmax`, `topk`, `commit`, `draft`, `law`, `walk` (the rejection walk), `spans` (the walk with parts of other
 sizes). Each case is compared with the op's reference implementation (indices exactly, numbers against float64), then
 captured in a graph over rotated inputs and timed, beside torch's own op or the reference implementation (`torch_us`).
 Results: specc/bench/results/kernels_step_parts.json.
@@ -273,23 +273,23 @@ WALKS = (
     (151936, BF16, True, 0, 1),
 )
 """Vocabulary, dtype, rule true_q, top_k, batch."""
-BLOCKS = ((2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32), (16384, 32))
-"""Elements that a program takes at a time, and its warps."""
+SPANS = ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16))
+"""Elements of a row that a program has, and its warps."""
 
 
-def warm(size: int, dtype: torch.dtype, true_q: bool, top_k: int, batch: int, block: int, warps: int) -> None:
+def warm(size: int, dtype: torch.dtype, true_q: bool, top_k: int, batch: int, span: int, warps: int) -> None:
     """Compiles one form of the walk (in a process of its own: compiled kernels are kept on disk)."""
-    sampling.WALK_BLOCK, sampling.WALK_WARPS = block, warps
+    sampling.SPAN, sampling.SPAN_WARPS = span, warps
     sampling.reject_tree(*(*walk_inputs(size, dtype, true_q, 0, batch), 0.8, top_k))
     torch.cuda.synchronize()
 
 
 def compile_ahead(parts: Sequence[str]) -> None:
     """All forms of the walk, side by side."""
-    usual = sampling.WALK_BLOCK, sampling.WALK_WARPS
+    usual = sampling.SPAN, sampling.SPAN_WARPS
     jobs = [partial(warm, *walk, *usual) for walk in WALKS] if "walk" in parts else []
-    if "blocks" in parts:
-        jobs += [partial(warm, 49152, BF16, True, k, 1, *blocks) for k in (0, 50) for blocks in BLOCKS]
+    if "spans" in parts:
+        jobs += [partial(warm, 49152, BF16, True, k, 1, *spans) for k in (0, 50) for spans in SPANS]
     compiled_in_parallel(jobs)
 
 
@@ -306,17 +306,17 @@ def walk_part() -> Iterator[Row]:
         yield beside(row, "torch_us", [partial(ops.reject_tree, *case, 0.8, top_k) for case in many[:3]])
 
 
-def blocks_part() -> Iterator[Row]:
-    """The walk and the law with other block sizes."""
+def spans_part() -> Iterator[Row]:
+    """The walk and the law with other sizes of parts."""
     for true_q, top_k in ((True, 0), (True, 50)):
         many = [walk_inputs(49152, BF16, true_q, 10 * seed) for seed in range(12)]
-        for block, warps in BLOCKS:
-            kept = sampling.WALK_BLOCK, sampling.WALK_WARPS
-            sampling.WALK_BLOCK, sampling.WALK_WARPS = block, warps
-            label = {"case": "reject_tree blocks", "true_q": true_q, "top_k": top_k, "block": block, "warps": warps}
+        for span, warps in SPANS:
+            kept = sampling.SPAN, sampling.SPAN_WARPS
+            sampling.SPAN, sampling.SPAN_WARPS = span, warps
+            label = {"case": "reject_tree spans", "true_q": true_q, "top_k": top_k, "span": span, "warps": warps}
             calls = [partial(sampling.reject_tree, *(*case, 0.8, top_k)) for case in many]
             yield checked(label, partial(walk_errors, many, (0.8, top_k)), {"unequal": 0}, partial(list, calls))
-            sampling.WALK_BLOCK, sampling.WALK_WARPS = kept
+            sampling.SPAN, sampling.SPAN_WARPS = kept
 
 
 PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
@@ -326,7 +326,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "draft": draft_part,
     "topk": topk_part,
     "law": law_part,
-    "blocks": blocks_part,
+    "spans": spans_part,
 }
 
 

@@ -1,7 +1,9 @@
 """Counter-based random numbers, the law that a sampler draws from, and draws.
 
-A row's law is p(x) = exp(logit(x) / temperature - largest) / total where logit(x) is among the top k, read from the
-logits again wherever it is needed: one program has a row, so a law takes no memory.
+A row is spread over a group of programs, each with a part of it in registers; what they need of each other (sums,
+maxima, counts) goes through `exchange`, where they wait for one another. The programs of a group have neighbouring
+numbers, so that they are started together; in the interpreter, which runs programs one after the other, a group is one
+program. All of a group read the same numbers in the same order, so they decide alike.
 """
 
 # Triton's language, not Python's types.
@@ -12,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.vocab import ordered_bits
+from specc.backends.triton.kernels.vocab import is_last, ordered_bits
 
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
@@ -68,73 +70,110 @@ def uniforms(rng, position, out, draw, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scaled_logits(logits, column, inside, temperature):
-    """logit / temperature in float32, -inf outside."""
-    return tl.math.div_rn(tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32), temperature)
+def exchange(slots, counter, phase, part, a, b, c, d, parts, PARTS: tl.constexpr):
+    """Four numbers of each program of a group, float64 [PARTS] each, 0 behind the last part.
+
+    slots float64 [2,4,parts] (a phase must not overwrite what another program still reads of the one before); `counter`
+    counts up, `phase` is how often it was called before.
+    """
+    number = tl.arange(0, PARTS)
+    if PARTS > 1:
+        slots += (phase % 2) * 4 * parts
+        tl.store(slots + part, a)
+        tl.store(slots + parts + part, b)
+        tl.store(slots + 2 * parts + part, c)
+        tl.store(slots + 3 * parts + part, d)
+        tl.debug_barrier()
+        tl.atomic_add(counter, 1, sem="release")
+        seen = tl.atomic_add(counter, 0, sem="acquire")
+        while seen < (phase + 1) * parts:
+            seen = tl.atomic_add(counter, 0, sem="acquire")
+        tl.debug_barrier()
+        mask = number < parts
+        return (
+            tl.load(slots + number, mask=mask, other=0.0, cache_modifier=".cg"),
+            tl.load(slots + parts + number, mask=mask, other=0.0, cache_modifier=".cg"),
+            tl.load(slots + 2 * parts + number, mask=mask, other=0.0, cache_modifier=".cg"),
+            tl.load(slots + 3 * parts + number, mask=mask, other=0.0, cache_modifier=".cg"),
+        )
+    else:
+        return (
+            tl.where(number == 0, a, 0.0).to(tl.float64),
+            tl.where(number == 0, b, 0.0).to(tl.float64),
+            tl.where(number == 0, c, 0.0).to(tl.float64),
+            tl.where(number == 0, d, 0.0).to(tl.float64),
+        )
 
 
 @triton.jit
-def threshold(logits, V, k, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The k-th largest of a row of logits, as `ordered_bits`, or a number between it and the next one.
+def threshold(key, inside, k, slots, counter, phase, part, parts, PARTS: tl.constexpr, BITS: tl.constexpr):
+    """(t, phase): a number that exactly the k largest keys of a row, and those equal to the k-th, are not below.
 
-    Two bits are found per pass over the row, from the top: the largest t with at least k keys >= t. Done early if
-    there are exactly k.
+    Two bits per exchange, from the top: the largest t with at least k keys >= t; done early if there are exactly k.
     """
     best = tl.full([], -2147483648, tl.int64)
     step = tl.full([], 1 << 30, tl.int64)
     exact = False
     while (step >= (1 << (32 - BITS))) & (exact == 0):
-        one, two, three = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
-        for first in tl.range(0, V, BLOCK):
-            column = first + tl.arange(0, BLOCK)
-            key = ordered_bits(tl.load(logits + column, mask=column < V, other=float("-inf")).to(tl.float32))
-            key = tl.where(column < V, key, -2147483648).to(tl.int64)
-            one += (key >= best + step).to(tl.int32)
-            two += (key >= best + 2 * step).to(tl.int32)
-            three += (key >= best + 3 * step).to(tl.int32)
-        low, middle, high = tl.sum(one, 0), tl.sum(two, 0), tl.sum(three, 0)
+        one = tl.sum((inside & (key >= best + step)).to(tl.int32), 0).to(tl.float64)
+        two = tl.sum((inside & (key >= best + 2 * step)).to(tl.int32), 0).to(tl.float64)
+        three = tl.sum((inside & (key >= best + 3 * step)).to(tl.int32), 0).to(tl.float64)
+        ones, twos, threes, _ = exchange(slots, counter, phase, part, one, two, three, 0.0, parts, PARTS)
+        phase += 1
+        low, middle, high = tl.sum(ones, 0), tl.sum(twos, 0), tl.sum(threes, 0)
         exact = (low == k) | (middle == k) | (high == k)
-        more = (low >= k).to(tl.int64) + (middle >= k).to(tl.int64) + (high >= k).to(tl.int64)
-        best += more * step
+        best += ((low >= k).to(tl.int64) + (middle >= k).to(tl.int64) + (high >= k).to(tl.int64)) * step
         step = step >> 2
-    return best
+    return best, phase
 
 
 @triton.jit
-def row_law(logits, V, temperature, k, TOP_K: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """(largest, total, least) of a row: see the module; `least` is the smallest key (`ordered_bits`) that is kept."""
-    largest = tl.full([BLOCK], float("-inf"), tl.float32)
-    for first in tl.range(0, V, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, tl.load(logits + column, mask=column < V, other=float("-inf")).to(tl.float32))
-    most = tl.math.div_rn(tl.max(largest, 0), temperature)
-    least = tl.full([], -2147483648, tl.int64)
-    if TOP_K:
-        least = threshold(logits, V, k, BITS, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in tl.range(0, V, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        total += weight(logits, column, column < V, temperature, most, least, TOP_K)
-    return most, tl.sum(total, 0), least
+def law_part(law, column, inside, temperature, k, slots, counter, part, parts, PARTS: tl.constexpr,
+             SOFT: tl.constexpr, TOP_K: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
+    """(p, phase): a part of a row's law, from logits (SOFT: temperature, top k) or as it is given; 0 outside."""
+    phase = tl.full([], 0, tl.int32)
+    raw = tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
+    if SOFT:
+        key = ordered_bits(raw).to(tl.int64)
+        scaled = tl.math.div_rn(raw, temperature)
+        own = tl.max(tl.where(inside & (scaled == scaled), scaled, float("-inf")), 0)
+        largest, _, _, _ = exchange(slots, counter, phase, part, own.to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS)
+        phase += 1
+        most = tl.max(tl.where(tl.arange(0, PARTS) < parts, largest, float("-inf")), 0).to(tl.float32)
+        keep = inside
+        if TOP_K:
+            least, phase = threshold(key, inside, k, slots, counter, phase, part, parts, PARTS, BITS)
+            keep = inside & (key >= least)
+        raw = tl.where(keep, tl.exp(scaled - most), 0.0)
+        sums, _, _, _ = exchange(
+            slots, counter, phase, part, tl.sum(raw, 0).to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS
+        )
+        phase += 1
+        raw = tl.where(inside, tl.math.div_rn(raw, tl.sum(sums, 0).to(tl.float32)), 0.0)
+    return raw, phase
 
 
 @triton.jit
-def weight(logits, column, inside, temperature, most, least, TOP_K: tl.constexpr):
-    """exp(logit / temperature - most) of what is kept, 0 elsewhere."""
-    raw = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
-    value = tl.exp(tl.math.div_rn(raw, temperature) - most)
-    if TOP_K:
-        inside = inside & (ordered_bits(raw).to(tl.int64) >= least)
-    return tl.where(inside, value, 0.0)
+def release(counters, row, rows, parts, PARTS: tl.constexpr):
+    """Clears the counter that a group waited at, once all of it have come by."""
+    if PARTS > 1:
+        last = is_last(counters + rows, row, parts)
+        if last:
+            tl.store(counters + row, 0)
 
 
-@triton.jit(do_not_specialize=["stride", "k"])
-def law_rows(logits, probs, V, stride, temperature, k, TOP_K: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """probs float32 [R,V] = the law of each row of logits. Grid (R,)."""
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    most, total, least = row_law(logits, V, temperature, k, TOP_K, BITS, BLOCK)
-    for first in tl.range(0, V, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        value = weight(logits, column, column < V, temperature, most, least, TOP_K)
-        tl.store(probs + row * V + column, tl.math.div_rn(value, total), mask=column < V)
+@triton.jit
+def law_rows(logits, probs, slots, counters, V, stride, rows, parts, temperature, k, TOP_K: tl.constexpr,
+             BITS: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """probs float32 [R,V] = the law of each row of logits. Grid (parts, R).
+
+    counters int32 [2,R], slots float64 [R,2,4,parts].
+    """
+    part, row = tl.program_id(0), tl.program_id(1)
+    column = part * SPAN + tl.arange(0, SPAN)
+    p, _ = law_part(
+        logits + row.to(tl.int64) * stride, column, column < V, temperature, k, slots + row * 8 * parts, counters + row,
+        part, parts, PARTS, True, TOP_K, BITS,
+    )  # fmt: skip
+    tl.store(probs + row.to(tl.int64) * V + column, p, mask=column < V)
+    release(counters, row, rows, parts, PARTS)

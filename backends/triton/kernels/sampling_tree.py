@@ -3,7 +3,8 @@
 What a walk meets at a node does not depend on how it got there: the residual after rejecting the node's first children
 is a function of the node's law and of those children, and every random number is a function of the depth and the
 child. So each node decides by itself, all nodes at once, which child it would accept, and which token it would draw if
-none; the last one to finish follows the path. (`specc.lower.accept_rules`, "rejection".)
+none; the last one to finish follows the path. (`specc.lower.accept_rules`, "rejection".) A node's row is spread over a
+group of programs, see `sampling`.
 """
 
 # Triton's language, not Python's types.
@@ -14,103 +15,64 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.sampling import counter_hash, row_law, unit_interval, weight
+from specc.backends.triton.kernels.sampling import counter_hash, exchange, law_part, release, unit_interval
 from specc.backends.triton.kernels.vocab import is_last, ordered_bits
 
 
 @triton.jit
-def law_at(law, column, inside, temperature, most, total, least, SOFT: tl.constexpr, TOP_K: tl.constexpr):
-    """p of a row at these columns: from logits (SOFT), or as it is given."""
-    if SOFT:
-        return tl.math.div_rn(weight(law, column, inside, temperature, most, least, TOP_K), total)
-    else:
-        return tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
+def packed_best(p, inside, first):
+    """int64 in the order of (p, -index): the largest of a part and where it is, as a float64 of the same bits."""
+    best, at = tl.max(tl.where(inside, ordered_bits(p), -2147483648), 0, return_indices=True)
+    packed = (best.to(tl.int64) << 31) + (0x7FFFFFFF - first - at)
+    return packed.to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def without(p, q, column, token, USE_Q: tl.constexpr):
-    """What rejecting `token` leaves of p and q, not yet scaled to 1."""
-    struck = column == token
-    if USE_Q:
-        return tl.maximum(p - q, 0.0), tl.where(struck, 0.0, q)
-    else:
-        return tl.where(struck, 0.0, p), q
+def index_of(packed, parts, PARTS: tl.constexpr):
+    """The index of the largest of all parts."""
+    keys = tl.where(tl.arange(0, PARTS) < parts, packed.to(tl.int64, bitcast=True), -(2**63))
+    return (0x7FFFFFFF - (tl.max(keys, 0) & 0x7FFFFFFF)).to(tl.int32)
 
 
 @triton.jit
-def residual_at(law, q_law, column, inside, temperature, most, total, least, rejected, masses, count,
-                SOFT: tl.constexpr, TOP_K: tl.constexpr, USE_Q: tl.constexpr):  # fmt: skip
-    """(p, q) at these columns after `count` rejections: tokens `rejected`, and the masses [count,2] that were left."""
-    p = law_at(law, column, inside, temperature, most, total, least, SOFT, TOP_K)
-    q = p
-    if USE_Q:
-        q = tl.load(q_law + column, mask=inside, other=0.0).to(tl.float32)
-    for turn in tl.range(0, count):
-        p, q = without(p, q, column, tl.load(rejected + turn), USE_Q)
-        p = tl.math.div_rn(p, tl.load(masses + 2 * turn))
-        if USE_Q:
-            q = tl.math.div_rn(q, tl.load(masses + 2 * turn + 1))
-    return p, q
+def draw(p, column, inside, uniform, own, out, slots, counter, phase, part, parts, V, PARTS: tl.constexpr,
+         SPAN: tl.constexpr):  # fmt: skip
+    """Stores the token at which the running sum of a row first exceeds uniform * its total (one program does).
 
-
-@triton.jit
-def largest_weight(law, q_law, V, temperature, most, total, least, rejected, masses, count,
-                   SOFT: tl.constexpr, TOP_K: tl.constexpr, USE_Q: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The first index of the largest residual (a NaN is the largest)."""
-    best, where = tl.full([], -2147483648, tl.int32), tl.full([], 0, tl.int32)
-    for first in tl.range(0, V, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        p, _ = residual_at(law, q_law, column, column < V, temperature, most, total, least, rejected, masses, count,
-                           SOFT, TOP_K, USE_Q)  # fmt: skip
-        key, at = tl.max(tl.where(column < V, ordered_bits(p), -2147483648), 0, return_indices=True)
-        where = tl.where(key > best, first + at, where)
-        best = tl.maximum(best, key)
-    return where
-
-
-@triton.jit
-def draw(law, q_law, V, uniform, temperature, most, total, least, rejected, masses, count,
-         SOFT: tl.constexpr, TOP_K: tl.constexpr, USE_Q: tl.constexpr, BLOCKS: tl.constexpr,
-         BLOCK: tl.constexpr):  # fmt: skip
-    """(token, whether there is any mass): where the running sum of the residual first exceeds uniform * its total.
-
-    Sums of blocks first, then along the one block; a token of weight 0 is replaced by that of the largest weight.
+    A token of weight 0 is replaced by that of the largest weight, and a row without any mass by the index in `own`
+    (see `packed_best`).
     """
-    number = tl.arange(0, BLOCKS)
-    sums = tl.zeros([BLOCKS], tl.float64)
-    for block in tl.range(0, tl.cdiv(V, BLOCK)):
-        column = block * BLOCK + tl.arange(0, BLOCK)
-        p, _ = residual_at(law, q_law, column, column < V, temperature, most, total, least, rejected, masses, count,
-                           SOFT, TOP_K, USE_Q)  # fmt: skip
-        sums = tl.where(number == block, tl.sum(tl.where(column < V, p, 0.0).to(tl.float64), 0), sums)
+    weight = tl.where(inside, p, 0.0).to(tl.float64)
+    sums, _, best, first = exchange(
+        slots, counter, phase, part, tl.sum(weight, 0), 0.0, packed_best(p, inside, part * SPAN), own, parts, PARTS
+    )
+    number = tl.arange(0, PARTS)
     ends = tl.cumsum(sums, 0)
-    mass = tl.sum(tl.where(number == BLOCKS - 1, ends, 0.0), 0)
+    mass = tl.sum(tl.where(number == parts - 1, ends, 0.0), 0)
     bar = uniform * mass
-    passed = (ends <= bar) & (number < tl.cdiv(V, BLOCK))
-    block = tl.sum(passed.to(tl.int32), 0)
-    before = tl.max(tl.where(passed, ends, 0.0), 0)
-    column = block * BLOCK + tl.arange(0, BLOCK)
-    p, _ = residual_at(law, q_law, column, column < V, temperature, most, total, least, rejected, masses, count,
-                       SOFT, TOP_K, USE_Q)  # fmt: skip
-    running = before + tl.cumsum(tl.where(column < V, p, 0.0).to(tl.float64), 0)
-    token = tl.minimum(block * BLOCK + tl.sum(((running <= bar) & (column < V)).to(tl.int32), 0), V - 1)
-    chosen, _ = residual_at(law, q_law, token, token >= 0, temperature, most, total, least, rejected, masses, count,
-                            SOFT, TOP_K, USE_Q)  # fmt: skip
-    if (chosen > 0.0) == 0:
-        token = largest_weight(law, q_law, V, temperature, most, total, least, rejected, masses, count,
-                               SOFT, TOP_K, USE_Q, BLOCK)  # fmt: skip
-    return token, mass > 0.0
+    passed = tl.sum(((ends <= bar) & (number < parts)).to(tl.int32), 0)
+    if part == tl.minimum(passed, parts - 1):
+        before = tl.sum(tl.where(number == part - 1, ends, 0.0), 0)
+        running = before + tl.cumsum(weight, 0)
+        token = tl.minimum(part * SPAN + tl.sum(((running <= bar) & inside).to(tl.int32), 0), V - 1)
+        chosen = tl.sum(tl.where(column == token, p, 0.0), 0)
+        token = tl.where(chosen > 0.0, token, index_of(best, parts, PARTS))
+        token = tl.where(mass > 0.0, token, index_of(first, parts, PARTS))
+        tl.store(out, token.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["stride"])
-def sample_rows(weights, uniform, out, V, stride, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [R] int64: a draw from each row of weights [R,V], by uniform float64 [R]. Grid (R,)."""
-    row = tl.program_id(0)
-    token, _ = draw(
-        weights + row.to(tl.int64) * stride, weights, V, tl.load(uniform + row), 1.0, 0.0, 1.0, 0, weights, weights, 0,
-        False, False, False, BLOCKS, BLOCK,
+def sample_rows(weights, uniform, out, slots, counters, V, stride, rows, parts, PARTS: tl.constexpr,
+                SPAN: tl.constexpr):  # fmt: skip
+    """out [R] int64: a draw from each row of weights [R,V], by uniform float64 [R]. Grid (parts, R); see `law_rows`."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    column = part * SPAN + tl.arange(0, SPAN)
+    p = tl.load(weights + row.to(tl.int64) * stride + column, mask=column < V, other=0.0).to(tl.float32)
+    draw(
+        p, column, column < V, tl.load(uniform + row), packed_best(p, column < V, part * SPAN), out + row,
+        slots + row * 8 * parts, counters + row, tl.full([], 0, tl.int32), part, parts, V, PARTS, SPAN,
     )  # fmt: skip
-    tl.store(out + row, token.to(tl.int64))
+    release(counters, row, rows, parts, PARTS)
 
 
 @triton.jit
@@ -127,24 +89,7 @@ def depth_of(parent, node, N, TREE: tl.constexpr):
 
 
 @triton.jit
-def masses_after(law, q_law, V, token, temperature, most, total, least, rejected, masses, count,
-                 SOFT: tl.constexpr, TOP_K: tl.constexpr, USE_Q: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Sums of what rejecting `token` leaves of p and q, 1 where nothing is left."""
-    of_p, of_q = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for first in tl.range(0, V, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        p, q = residual_at(law, q_law, column, column < V, temperature, most, total, least, rejected, masses, count,
-                           SOFT, TOP_K, USE_Q)  # fmt: skip
-        p, q = without(p, q, column, token, USE_Q)
-        of_p += tl.where(column < V, p, 0.0)
-        if USE_Q:
-            of_q += q
-    left, rest = tl.sum(of_p, 0), tl.sum(of_q, 0)
-    return tl.where(left > 0.0, left, 1.0), tl.where(rest > 0.0, rest, 1.0)
-
-
-@triton.jit
-def follow(chosen, picked, path, count, current, bonus, N, P, PP: tl.constexpr):
+def follow(chosen, picked, path, count, current, bonus, P, PP: tl.constexpr):
     """The path [P] from the root along the accepted children, and the token drawn at its end."""
     place = tl.arange(0, PP)
     at, depth, found = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32), tl.zeros([PP], tl.int32)
@@ -160,63 +105,72 @@ def follow(chosen, picked, path, count, current, bonus, N, P, PP: tl.constexpr):
     tl.store(bonus, tl.load(picked + at, cache_modifier=".cg").to(tl.int64))
 
 
+@triton.jit
+def rejected(p, q, hit, USE_Q: tl.constexpr):
+    """What rejecting a token (`hit`: its column) leaves of p and q, not yet scaled to 1."""
+    if USE_Q:
+        return tl.maximum(p - q, 0.0), tl.where(hit, 0.0, q)
+    else:
+        return tl.where(hit, 0.0, p), q
+
+
 @triton.jit(do_not_specialize=["k", "P"])
-def reject_nodes(law, q_law, tokens, parent, valid, rng, length, rejected, masses, chosen, picked, arrived,
-                 path, count, current, bonus, N, V, P, temperature, k,
+def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, picked, counters,
+                 path, count, current, bonus, N, V, P, parts, batch, temperature, k,
                  SOFT: tl.constexpr, TOP_K: tl.constexpr, USE_Q: tl.constexpr, TREE: tl.constexpr, NB: tl.constexpr,
-                 PP: tl.constexpr, BITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The accepted path of a tree and the token after it. Grid (N, B); see the module.
+                 PP: tl.constexpr, BITS: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """The accepted path of a tree and the token after it. Grid (parts, N, B); see the module.
 
     law [B,N,V]: logits (SOFT) or probabilities; q_law float32 [B,N,V] (USE_Q: the rule true_q, else target_only);
-    tokens, parent int64, valid bytes [B,N]; rng, length int64 [B]. Per node: rejected int64 [B,N,N], masses float32
-    [B,N,N,2], chosen, picked int32 [B,N]. Results: path int64 [B,P], count, current, bonus int64 [B].
+    tokens, parent int64, valid bytes [B,N]; rng, length int64 [B]. Per node: slots float64 [B,N,2,4,parts], chosen,
+    picked int32 [B,N]; counters int32 [B + B N]. Results: path int64 [B,P], count, current, bonus int64 [B].
     """
-    node, b = tl.program_id(0), tl.program_id(1)
+    part, node, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = b * N + node
     tokens, parent, valid = tokens + b * N, parent + b * N, valid + b * N
+    slots, counter = slots + row * 8 * parts, counters + batch + row
     place = tl.arange(0, NB)
     child = (place > 0) & (place < N) & (tl.load(valid + place, mask=place < N, other=0) != 0)
     above = place - 1
     if TREE:
         above = tl.load(parent + place, mask=place < N, other=-1).to(tl.int32)
     child = child & (above == node)
-    accepted, token = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
+    accepted = tl.full([], -1, tl.int32)
     if (node == 0) | (tl.load(valid + node) != 0):
-        law, q_law = law + row.to(tl.int64) * V, q_law + row.to(tl.int64) * V
-        rejected, masses = rejected + row.to(tl.int64) * N, masses + row.to(tl.int64) * 2 * N
-        most, total, least = 0.0, 1.0, tl.full([], 0, tl.int64)
-        if SOFT:
-            most, total, least = row_law(law, V, temperature, k, TOP_K, BITS, BLOCK)
+        column = part * SPAN + tl.arange(0, SPAN)
+        inside = column < V
+        p, phase = law_part(law + row.to(tl.int64) * V, column, inside, temperature, k, slots, counter, part, parts,
+                            PARTS, SOFT, TOP_K, BITS)  # fmt: skip
+        own, q = packed_best(p, inside, part * SPAN), p
+        if USE_Q:
+            q = tl.load(q_law + row.to(tl.int64) * V + column, mask=inside, other=0.0).to(tl.float32)
         state = tl.load(rng + b)
         position = tl.load(length + b) + depth_of(parent, node, N, TREE) + 1
-        turn = tl.full([], 0, tl.int32)
         at = tl.min(tl.where(child, place, NB), 0)
         while (at < NB) & (accepted < 0):
-            named = tl.load(tokens + at)
+            hit = column == tl.load(tokens + at)
+            left, rest = rejected(p, q, hit, USE_Q)
+            of_p, of_q, lefts, rests = exchange(
+                slots, counter, phase, part, tl.sum(tl.where(hit, p, 0.0), 0).to(tl.float64),
+                tl.sum(tl.where(hit, q, 0.0), 0).to(tl.float64), tl.sum(left, 0).to(tl.float64),
+                tl.sum(rest, 0).to(tl.float64), parts, PARTS,
+            )  # fmt: skip
+            phase += 1
             uniform = unit_interval(counter_hash(state, position, at.to(tl.int64) + 1))
-            p, q = residual_at(law, q_law, named, named >= 0, temperature, most, total, least, rejected, masses, turn,
-                               SOFT, TOP_K, USE_Q)  # fmt: skip
             if USE_Q:
-                uniform = uniform * q.to(tl.float64)
-            if uniform < p.to(tl.float64):
+                uniform = uniform * tl.sum(of_q, 0)
+            if uniform < tl.sum(of_p, 0):
                 accepted = at
-            else:
-                left, rest = masses_after(law, q_law, V, named, temperature, most, total, least, rejected, masses,
-                                          turn, SOFT, TOP_K, USE_Q, BLOCK)  # fmt: skip
-                tl.store(rejected + turn, named)
-                tl.store(masses + 2 * turn, left)
-                tl.store(masses + 2 * turn + 1, rest)
-                tl.debug_barrier()
-                turn += 1
+            mass, other = tl.sum(lefts, 0).to(tl.float32), tl.sum(rests, 0).to(tl.float32)
+            p = tl.math.div_rn(left, tl.where(mass > 0.0, mass, 1.0))
+            if USE_Q:
+                q = tl.math.div_rn(rest, tl.where(other > 0.0, other, 1.0))
             at = tl.min(tl.where(child & (place > at), place, NB), 0)
         if accepted < 0:
             uniform = unit_interval(counter_hash(state, position, tl.full([], 0, tl.int64)))
-            token, some = draw(law, q_law, V, uniform, temperature, most, total, least, rejected, masses, turn,
-                               SOFT, TOP_K, USE_Q, BLOCKS, BLOCK)  # fmt: skip
-            if some == 0:
-                token = largest_weight(law, q_law, V, temperature, most, total, least, rejected, masses, 0,
-                                       SOFT, TOP_K, USE_Q, BLOCK)  # fmt: skip
-    tl.store(chosen + row, accepted)
-    tl.store(picked + row, token)
-    if is_last(arrived, b, N):
-        follow(chosen + b * N, picked + b * N, path + b * P, count + b, current + b, bonus + b, N, P, PP)
+            draw(p, column, inside, uniform, own, picked + row, slots, counter, phase, part, parts, V, PARTS, SPAN)
+    if part == 0:
+        tl.store(chosen + row, accepted)
+    if is_last(counters, b, N * parts):
+        tl.store(counters + batch + b * N + place, tl.zeros([NB], tl.int32), mask=place < N)
+        follow(chosen + b * N, picked + b * N, path + b * P, count + b, current + b, bonus + b, P, PP)

@@ -6,17 +6,21 @@ import torch
 
 from specc.backends.triton.kernels.sampling import law_rows, uniform_rows, uniforms
 from specc.backends.triton.kernels.sampling_tree import reject_nodes, sample_rows
-from specc.backends.triton.launch.core import as_bytes, power_of_two
+from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
 from specc.backends.triton.ops.vocab import arrivals, flat_last
 
 Tensor = torch.Tensor
 
 UNIFORM_BLOCK = 1024
-LAW_BLOCK = 8192
-"""Elements of a row that a program handles at a time."""
-LAW_WARPS = 16
-WALK_BLOCK = 4096
-WALK_WARPS = 16
+SPAN = 2048
+"""Elements of a row that one program of a group has."""
+SPAN_WARPS = 8
+
+
+def divided(size: int) -> tuple[int, int]:
+    """(elements per program, programs per row); in the interpreter programs can't wait for one another."""
+    span = power_of_two(size) if interpreted() else min(SPAN, power_of_two(size))
+    return span, -(-size // span)
 
 
 def counter_uniform(rng: Tensor, position: Tensor, draw: int) -> Tensor:
@@ -59,17 +63,23 @@ def sampling_probs(logits: Tensor, temperature: float, top_k: int, top_p: float,
     rows = flat_last(logits)
     count, size = rows.shape
     probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    law_rows[(count,)](
+    span, parts = divided(size)
+    law_rows[(parts, count)](
         rows,
         probs,
+        torch.empty((count, 2, 4, parts), dtype=torch.float64, device=logits.device),
+        arrivals(logits.device, 2 * count),
         size,
         rows.stride(0),
+        count,
+        parts,
         float(temperature),
         top_k,
         TOP_K=0 < top_k < size,
         BITS=key_bits(logits.dtype),
-        BLOCK=min(LAW_BLOCK, power_of_two(size)),
-        num_warps=LAW_WARPS,
+        PARTS=power_of_two(parts),
+        SPAN=span,
+        num_warps=SPAN_WARPS,
     )
     if top_p < 1.0:
         ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
@@ -86,16 +96,20 @@ def sample_index(weights: Tensor, uniform: Tensor) -> Tensor:
     rows = flat_last(weights)
     count, size = rows.shape
     out = torch.empty(uniform.shape, dtype=torch.int64, device=weights.device)
-    block = min(WALK_BLOCK, power_of_two(size))
-    sample_rows[(count,)](
+    span, parts = divided(size)
+    sample_rows[(parts, count)](
         rows,
         uniform,
         out,
+        torch.empty((count, 2, 4, parts), dtype=torch.float64, device=weights.device),
+        arrivals(weights.device, 2 * count),
         size,
         rows.stride(0),
-        BLOCKS=power_of_two(-(-size // block)),
-        BLOCK=block,
-        num_warps=WALK_WARPS,
+        count,
+        parts,
+        PARTS=power_of_two(parts),
+        SPAN=span,
+        num_warps=SPAN_WARPS,
     )
     return out
 
@@ -125,8 +139,8 @@ def reject_tree(
 
     path, (count, current, bonus) = empty(torch.int64, batch, longest), empty(torch.int64, 3, batch).unbind(0)
     chosen, picked = empty(torch.int32, 2, batch, nodes).unbind(0)
-    block = min(WALK_BLOCK, power_of_two(size))
-    reject_nodes[(nodes, batch)](
+    span, parts = divided(size)
+    reject_nodes[(parts, nodes, batch)](
         law,
         law if q_law is None else q_law.contiguous(),
         tokens.contiguous(),
@@ -134,11 +148,10 @@ def reject_tree(
         as_bytes(valid, valid),
         rng,
         length,
-        empty(torch.int64, batch, nodes, nodes),
-        empty(torch.float32, batch, nodes, nodes, 2),
+        empty(torch.float64, batch, nodes, 2, 4, parts),
         chosen,
         picked,
-        arrivals(device, batch),
+        arrivals(device, batch * (nodes + 1)),
         path,
         count,
         current,
@@ -146,6 +159,8 @@ def reject_tree(
         nodes,
         size,
         longest,
+        parts,
+        batch,
         float(temperature or 1.0),
         top_k,
         SOFT=temperature > 0.0,
@@ -155,8 +170,8 @@ def reject_tree(
         NB=power_of_two(nodes),
         PP=power_of_two(longest),
         BITS=key_bits(law.dtype),
-        BLOCKS=power_of_two(-(-size // block)),
-        BLOCK=block,
-        num_warps=WALK_WARPS,
+        PARTS=power_of_two(parts),
+        SPAN=span,
+        num_warps=SPAN_WARPS,
     )
     return path, count, current, bonus
