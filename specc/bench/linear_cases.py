@@ -180,23 +180,24 @@ def config(bf: int, bk: int, kw: int, split: int, warps: int, stages: int) -> Li
 TILES: Mapping[str, tuple[LinearConfig, ...]] = {
     "normed": (
         config(64, 256, 1, 1, 4, 4),
-        config(64, 256, 1, 1, 4, 2),
+        config(64, 256, 1, 1, 4, 3),
         config(64, 128, 1, 1, 4, 5),
         config(32, 256, 4, 1, 4, 4),
-        config(32, 128, 2, 1, 2, 6),
     ),
     "gated": (
         config(64, 128, 1, 1, 8, 4),
-        config(64, 64, 1, 1, 8, 5),
+        config(64, 128, 1, 1, 8, 3),
         config(32, 128, 1, 1, 4, 5),
         config(32, 256, 1, 1, 4, 2),
-        config(16, 128, 2, 1, 2, 6),
     ),
     "plain": (
         config(16, 256, 4, 1, 4, 8),
+        config(16, 256, 4, 1, 4, 5),
         config(16, 512, 4, 1, 4, 4),
+        config(16, 512, 4, 1, 4, 3),
         config(64, 128, 1, 4, 4, 5),
         config(64, 64, 1, 4, 4, 8),
+        config(64, 64, 1, 4, 4, 5),
         config(16, 2048, 8, 1, 8, 0),
     ),
     "head": (

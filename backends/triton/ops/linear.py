@@ -57,28 +57,31 @@ class LinearConfig:
 
 
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
-STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4)
-PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4)
-SQUARE = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=6, ahead=2048)
-DEEP = LinearConfig(bf=64, bk=128, kw=1, split=4, warps=4, stages=5)
-SMALL = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048)
+STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, late=True)
+PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, late=True)
+HEAD = LinearConfig(bf=128, bk=64, kw=1, split=1, warps=8, stages=6)
+NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048)
 LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
-    (576, 576, False): SMALL,
-    (576, 960, False): SMALL,
-    (576, 1536, True): SMALL,
-    (1536, 576, False): SMALL,
-    (576, 49152, False): LinearConfig(bf=128, bk=64, kw=1, split=1, warps=8, stages=6),
-    (2048, 2048, False): SQUARE,
-    (2048, 3072, False): LinearConfig(bf=32, bk=256, kw=4, split=1, warps=4, stages=4, ahead=512),
+    (576, 576, False): LinearConfig(bf=16, bk=2048, kw=4, split=1, warps=4, stages=0),
+    (576, 960, False): NARROW,
+    (576, 1536, True): LinearConfig(bf=8, bk=128, kw=2, split=1, warps=2, stages=6, ahead=2048),
+    (1536, 576, False): NARROW,
+    (576, 49152, False): HEAD,
+    (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, late=True),
+    (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512, late=True),
     (2048, 8208, False): STREAMED,
-    (2048, 32000, False): LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5),
-    (2048, 128256, False): STREAMED,
-    (5632, 2048, False): DEEP,
-    (8192, 2048, False): DEEP,
+    (2048, 32000, False): HEAD,
+    (2048, 128256, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4),
+    (5632, 2048, False): LinearConfig(bf=16, bk=512, kw=4, split=1, warps=4, stages=4),
+    (8192, 2048, False): LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8),
     (2048, 5632, True): PAIRS,
     (2048, 8192, True): PAIRS,
 }
-"""By (H, F, gated): never by the number of rows, on which a row's bits may not depend."""
+"""By (H, F, gated): never by the number of rows, on which a row's bits may not depend.
+
+Chosen on an H200 by the time of all linear layers of a model in one graph, for 1 and 16 rows together
+(`specc bench tune --family linear`).
+"""
 
 
 def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
