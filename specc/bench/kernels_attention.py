@@ -23,7 +23,6 @@ import torch
 from specc.backends.triton.ops.attention import parts_of
 from specc.backends.triton.ops.attention_configs import AttentionConfig
 from specc.bench.gpu_timing import (
-    Call,
     Report,
     Row,
     checked,
@@ -58,7 +57,7 @@ def warm_up(point: Point, config: AttentionConfig) -> None:
 
 def compile_all(points: Sequence[Point], search: bool, peers: bool) -> None:
     """Every kernel of the points at once, so that no time goes to compiling one after the other."""
-    jobs: dict[tuple[object, ...], Call] = {}
+    jobs: dict[tuple[object, ...], partial[None]] = {}
     for point in points:
         small = replace(point, context=min(point.context, 4096))
         for config in configs_of(point, search):
@@ -66,16 +65,15 @@ def compile_all(points: Sequence[Point], search: bool, peers: bool) -> None:
             split = parts_of(config, tiles, small.context) > 1
             same = (point.heads, point.shared, point.dim, point.page, point.chain, config, split)
             jobs.setdefault(same, partial(warm_up, small, config))
+    for point in points if peers else ():
+        for name in peers_of(point):
+            if name.startswith(("Flex", "sglang")):
+                # FlexAttention is compiled for every shape, the others by head dim and nodes.
+                sizes = (point.batch, point.context) if name.startswith("Flex") else ()
+                jobs.setdefault((name, point.nodes, point.dim, *sizes), partial(warm_up_peer, point, name))
     # What takes longest first.
-    others = [
-        partial(warm_up_peer, point, name)
-        for point in points
-        if peers
-        for name in peers_of(point)
-        if name.startswith(("Flex", "sglang"))
-    ]
-    others.sort(key=lambda job: "Flex" not in job.args[1])
-    compiled_in_parallel([*others, *jobs.values()])
+    ordered = sorted(jobs.values(), key=lambda job: job.args[1] != "FlexAttention")
+    compiled_in_parallel(ordered)
 
 
 def rows_of(point: Point, configs: Sequence[AttentionConfig]) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specc.bench.gpu_timing import Row, checked, error, sets_for
+from specc.bench.gpu_timing import Row, checked, error, guarded, sets_for
 from specc.bench.kernels_attention_cases import Inputs, Point, exact, inputs, repeated
 
 BOUND = 6e-3
@@ -89,8 +90,8 @@ def flex_compiled() -> tuple[Any, Any]:
 
 
 @cache
-def flex_mask(point: Point) -> Callable[[bool], Any]:
-    """Makes the block mask of a point's committed rows and tree; the argument: whether making it is compiled."""
+def flex_mask(point: Point) -> Callable[[], Any]:
+    """Makes the block mask of a point's committed rows and tree."""
     one, nodes = inputs(point, 0), point.nodes
     tree, length = visible(one, nodes), one.length
 
@@ -98,23 +99,33 @@ def flex_mask(point: Point) -> Callable[[bool], Any]:
         node = kv - length[b]
         return (node < 0) | tree[b, q, node.clamp(0, nodes - 1)]
 
-    make = flex_compiled()[1]
-    total = point.context + nodes
-    return lambda quick: make(seen, point.batch, None, nodes, total, device=one.q.device, _compile=quick)
+    return partial(flex_compiled()[1], seen, point.batch, None, nodes, point.context + nodes, device=one.q.device)
 
 
-def flex(one: Inputs, point: Point, building: bool) -> Run:
-    """FlexAttention with the tree as mask_mod; `building`: the block mask is made in every call."""
-    attention, mask = flex_compiled()[0], flex_mask(point)
-    made = mask(False)
+@cache
+def flex_made(point: Point) -> Any:
+    """The block mask, once."""
+    return flex_mask(point)()
+
+
+def flex(one: Inputs, point: Point) -> Run:
+    """FlexAttention with the tree as mask_mod; the block mask is made beforehand."""
+    attention, made = flex_compiled()[0], flex_made(point)
     q = one.q.transpose(1, 2)
     k, v = (x[:, : point.context + point.nodes].transpose(1, 2) for x in (one.k_cache, one.v_cache))
+    return lambda: attention(q, k, v, block_mask=made, scale=point.dim**-0.5, enable_gqa=True).transpose(1, 2)
 
-    def run() -> Tensor:
-        block = mask(True) if building else made
-        return attention(q, k, v, block_mask=block, scale=point.dim**-0.5, enable_gqa=True).transpose(1, 2)
 
-    return run
+def flex_mask_row(point: Point, rounds: int = 5) -> Row:
+    """What making the block mask takes by the clock: the lengths change with every step, so a step has to."""
+    make = flex_mask(point)
+    make()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        make()
+    torch.cuda.synchronize()
+    return {"peer": "FlexAttention: its block mask", **point.label, "us": (time.perf_counter() - begin) * 1e6 / rounds}
 
 
 @cache
@@ -188,10 +199,7 @@ def peers_of(point: Point) -> dict[str, Callable[[Inputs, Point], Run]]:
     joined |= {"SDPA with mask": sdpa, "sglang extend_attention": sglang_extend}
     if point.dim != 128 or (point.nodes, point.batch, point.context) not in FLEXED:
         return joined
-    return joined | {
-        "FlexAttention": partial(flex, building=False),
-        "FlexAttention, mask built in the call": partial(flex, building=True),
-    }
+    return joined | {"FlexAttention": flex}
 
 
 def warm_up_peer(point: Point, name: str) -> None:
@@ -219,3 +227,7 @@ def peer_rows(point: Point) -> Iterator[Row]:
             return repeated([*runs, *(make(one, point) for one in many[1:])], point)
 
         yield checked({"peer": name, **point.label}, errors, {"o": BOUND}, rest, point.read_bytes)
+    if "FlexAttention" in chosen:
+        yield from guarded(
+            {"peer": "FlexAttention: its block mask", **point.label}, (flex_mask_row(one) for one in (point,))
+        )

@@ -26,12 +26,12 @@ class AttentionConfig:
 ALWAYS = 1 << 30
 ATTENTION = {
     64: (
-        (64, ALWAYS, AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132)),
+        (64, ALWAYS, AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132, bt=16, early=1)),
         (ALWAYS, ALWAYS, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=396, bt=64)),
     ),
     128: (
-        (64, 132, AttentionConfig(rows=64, bn=64, warps=4, stages=4, programs=132, least=2)),
-        (64, ALWAYS, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=264)),
+        (64, 132, AttentionConfig(rows=64, bn=64, warps=4, stages=4, programs=132, least=2, early=1)),
+        (64, ALWAYS, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=264, early=2)),
         (ALWAYS, 32, AttentionConfig(rows=64, bn=64, warps=4, stages=3, programs=264)),
         (ALWAYS, ALWAYS, AttentionConfig(rows=128, bn=64, warps=8, stages=4, programs=132)),
     ),
