@@ -59,9 +59,10 @@ demo: model ## decode real text losslessly with a small real model on the CPU
 	@$(bin)/python -m specc.bench.demo --model $(MODEL)
 
 # Coverage is counted where it says most, for passes and backends by their own tests: tracing everything would double
-# the time of the suite.
+# the time of the suite. Triton's kernels run in its interpreter, which tracing would slow down most.
 test: $(stamp) lint model ## lint, types, then all tests: quick ones first
-	$(pytest) -m "not slow" tests/passes tests/backends --cov --cov-config=pyproject.toml --cov-report=term:skip-covered
+	$(pytest) -m "not slow" tests/passes tests/backends --ignore tests/backends/triton --cov --cov-config=pyproject.toml --cov-report=term:skip-covered
+	$(pytest) -m "not slow" tests/backends/triton
 	$(pytest) -m "not slow" --ignore tests/passes --ignore tests/backends
 	$(pytest) -m slow
 

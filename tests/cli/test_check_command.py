@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from specc import driver
 from specc.check import Counterexample, Report
 from specc.check.example import Example, StepPlan, parse_token
 from specc.check.findings import Finding
@@ -106,6 +110,29 @@ def test_examples_that_exercise_nothing_fail() -> None:
     found = report(shortfalls=("steps that accept >= 2: 1 of 10",))
     assert not found.ok
     assert "the examples don't count: steps that accept >= 2" in found.as_text("demo.yaml")
+
+
+def test_a_command_names_target_and_device() -> None:
+    found = replace(report(FOUND), target="triton", device="cuda", ties=2)
+    text = found.as_text("demo.yaml")
+    assert f"specc check demo.yaml --target triton --device cuda --replay {EXAMPLE.token}" in text
+    assert "ended at a tie of float32, which prove nothing: 2" in text
+    assert found.as_json("demo.yaml")["target"] == "triton"
+
+
+def test_triton_needs_its_package(
+    spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "BACKENDS", {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["check", str(spec), "--target", "triton", "--max-examples", "1"]) == 2
+    assert "error[SPC205]" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_cuda_device_must_be_there(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(spec), "--target", "triton", "--device", "cuda", "--max-examples", "1"]) == 2
+    assert "error[SPC417]" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -26,8 +26,10 @@ def test_a_plain_transformer_compiles_for_the_reference() -> None:
     ("text", "target", "expected"),
     [
         (SPEC_START, "cuda", [("SPC200", None)]),
-        (SPEC_START, "triton", [("SPC201", None)]),
-        (SPEC_START + "backend: {triton: {}}\n", "triton", [("SPC201", 5)]),
+        (SPEC_START, "ascend", [("SPC201", None)]),
+        (SPEC_START + "backend: {ascend: {}}\n", "ascend", [("SPC201", 5)]),
+        (SPEC_START, "triton", []),
+        (SPEC_START + "backend: {triton: {}}\n", "triton", []),
         (DELTANET, "reference", []),
         (DELTANET.replace("{num", "{use_short_conv: false, num"), "reference", []),
         (DELTANET + "runtime: {dtype: float64}\n", "reference", []),
@@ -35,7 +37,10 @@ def test_a_plain_transformer_compiles_for_the_reference() -> None:
         (SPEC_START + "runtime: {state_dtype: bfloat16}\n", "reference", []),
         (SPEC_START + "runtime: {kv_layout: paged, dtype: bfloat16}\n", "reference", [("SPC203", 5), ("SPC204", 5)]),
         (SPEC_START + "runtime: {dtype: float64}\n", "reference", []),
-        (SPEC_START + "runtime: {dtype: bfloat16}\n", "triton", [("SPC201", None)]),
+        (SPEC_START + "runtime: {dtype: bfloat16}\n", "triton", []),
+        (SPEC_START + "runtime: {dtype: float64}\n", "triton", [("SPC204", 5)]),
+        (DELTANET + "runtime: {dtype: float16}\n", "triton", []),
+        (DELTANET + "runtime: {state_dtype: bfloat16}\n", "triton", [("SPC204", 6)]),
     ],
 )
 def test_refusals(text: str, target: str, expected: list[tuple[str, int | None]]) -> None:

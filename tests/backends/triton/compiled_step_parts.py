@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specc.backends.triton.ops import cache, draft, moe, sampling, vocab
+from specc.backends.triton.ops import cache, conv, draft, moe, sampling, vocab
 from tests.backends.triton.recorded import launched
 
 BF16, F32, F64, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int64
@@ -44,6 +44,12 @@ def vocabulary_calls(size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def row_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     """(name, call) of what moves rows, ranks and packs, and the experts of Qwen3-Next."""
+    window, weight = empty(B, 3, 6144, dtype=BF16), empty(6144, 1, 4, dtype=BF16)
+    live = empty(B, 1, dtype=torch.bool)
+    yield (
+        "short_conv_",
+        partial(conv.short_conv_, window, empty(B, 1, 8208, dtype=BF16)[..., :6144], weight, None, live),
+    )
     for heads, dim in ((3, 64), (8, 128)):
         kv = empty(2, B, 96, heads, dim, dtype=BF16)
         for path in (empty(B, P), empty(B, 40)):

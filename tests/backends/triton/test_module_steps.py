@@ -10,38 +10,32 @@ from tests.backends.triton.lockstep import Lockstep
 from tests.backends.triton.modules import Cell, modules
 
 QUICK = (
-    Cell("llama", "plain", "length"),
     Cell("llama", "lookup tree", "path, deferred"),
-    Cell("qwen3", "dynamic tree", "path, deferred"),
     Cell("pangu", "chain", "length"),
-    Cell("llama", "static tree", "path", "true_q"),
+    Cell("qwen3", "static tree", "path", "true_q"),
     Cell("llama", "eagle", "path"),
     Cell("delta", "lookup tree", "windowed"),
-    Cell("shared heads", "chain", "snapshots", schedule="serial"),
     Cell("experts", "lookup tree", "deferred"),
 )
 SLOW = (
-    Cell("qwen3", "plain", "path, deferred"),
+    Cell("llama", "plain", "length"),
+    Cell("qwen3", "dynamic tree", "path, deferred"),
+    Cell("shared heads", "chain", "snapshots", schedule="serial"),
     Cell("pangu", "lookup tree", "slow path"),
     Cell("pangu", "dynamic tree", "path", "target_only"),
     Cell("qwen3", "model chain", "length", "true_q"),
-    Cell("qwen3", "model chain", "path, deferred"),
     Cell("llama", "chain", "path", "typical"),
     Cell("llama", "eagle", "path, deferred", "target_only"),
-    Cell("qwen3", "eagle", "path, deferred"),
     Cell("delta", "plain", "factors"),
     Cell("delta", "chain", "windowed", schedule="hybrid"),
     Cell("delta", "lookup tree", "replay", schedule="replay"),
     Cell("delta", "lookup tree", "snapshots", schedule="serial"),
     Cell("delta", "static tree", "deferred", "true_q"),
-    Cell("shared heads", "lookup tree", "factors"),
     Cell("shared heads", "lookup tree", "windowed", "target_only", "serial"),
-    Cell("hybrid", "plain", "deferred"),
     Cell("hybrid", "chain", "replay", schedule="serial"),
     Cell("hybrid", "lookup tree", "windowed", schedule="hybrid"),
     Cell("hybrid", "dynamic tree", "deferred"),
-    Cell("hybrid", "lookup tree", "snapshots", "target_only"),
-    Cell("experts", "chain", "factors", schedule="hybrid"),
+    Cell("experts", "chain", "factors", "target_only", "hybrid"),
     Cell("experts", "static tree", "windowed", "true_q"),
 )
 
@@ -57,12 +51,12 @@ def test_steps_equal_the_reference(cell: Cell) -> None:
     """Prompts in two chunks; own and planted drafts, whole steps and plain steps in turn, with commits pending."""
     both = Lockstep(modules(cell))
     both.prefill()
-    for number in range(2):
-        both.whole_step()
-        both.speculate()
-        both.speculate(seed=number)
-        both.plain_step()
-        both.decode()
+    both.whole_step()
+    both.speculate()
+    both.speculate(seed=0)
+    both.plain_step()
+    both.decode()
+    both.speculate(seed=1)
     both.whole_step()
     assert both.ties * 10 <= both.compared
-    assert both.accepted >= 2 or cell.draft == "plain"
+    assert both.accepted >= 1 or cell.draft == "plain"

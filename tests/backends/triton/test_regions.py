@@ -7,9 +7,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule
 
+from specc.ir.build import GraphBuilder, fake
+from specc.ir.dims import BATCH
 from tests.backends.triton.region_graphs import EXACT, ROUNDED, batch_graphs, token_graphs
 from tests.backends.triton.regions_support import both
 
+aten = torch.ops.aten
 SETTINGS = settings(
     max_examples=40,
     deadline=None,
@@ -51,3 +54,20 @@ def test_norms_gates_and_rotations_equal_the_nodes(module: GraphModule, seed: in
     for one, other in zip(wanted, got, strict=True):
         assert one.dtype == other.dtype
         assert close(one, other)
+
+
+def test_each_part_of_what_a_kernel_computes() -> None:
+    """Every window, element and regrouping of a block, in sizes with and without padding."""
+    for size in (4, 6):
+        b = GraphBuilder()
+        x = b.placeholder("x", fake((BATCH, 3, size), torch.int64))
+        y = b.call(aten.mul.Tensor, x, 5)
+        made = [b.call(aten.select.int, y, 2, at) for at in range(size)]
+        made += [b.call(aten.select.int, y, 1, at) for at in range(3)]
+        made += [b.call(aten.narrow.default, y, 2, at, size - at) for at in range(size)]
+        made.append(b.call(aten.flatten.using_ints, y, 1, 2))
+        made.append(b.call(aten.unflatten.int, y, 2, [2, size // 2]))
+        made.append(b.call(aten.transpose.int, y, 1, 2))
+        wanted, got = both(b.output([b.call(aten.add.Tensor, item, 1) for item in made]), size)
+        for one, other in zip(wanted, got, strict=True):
+            assert torch.equal(one, other)

@@ -157,21 +157,41 @@ def test_a_write_does_not_pass_a_read_and_a_read_not_a_write() -> None:
     equal(module, 3)
 
 
-def test_small_slots_are_saved_for_late_readers() -> None:
+def committed() -> GraphModule:
+    """A slot that an op outside kernels reads, with something a kernel makes, before it takes its new value."""
     b = GraphBuilder()
     length, count = integers(b, "length"), integers(b, "count")
-    cache = b.placeholder("cache", fake((BATCH, 20, 2), torch.float32))
+    cache = b.placeholder("cache", fake((BATCH, 30, 2), torch.float32))
     path = integers(b, "path", 3)
-    taken, kept = within(b, count, 3), b.call(aten.clone.default, length)
+    taken = within(b, count, 3)
     ordered = b.call(aten.add.Tensor, b.call(aten.mul.Tensor, path, 0), b.call(ops.iota, path, 3))
     b.call(ops.commit_path_, cache, ordered, length, taken, True)
-    new = b.call(aten.add.Tensor, within(b, length, 9), taken)
-    b.call(aten.copy_.default, length, new)
-    module = saved_reads(b.output([taken, kept]))
+    b.call(aten.copy_.default, length, b.call(aten.add.Tensor, within(b, length, 9), taken))
+    return b.output([taken])
+
+
+def test_a_slot_is_written_after_its_last_reader() -> None:
+    module = committed()
+    order = [unit.nodes if not isinstance(unit, Node) else (unit,) for unit in plan(module).order]
+    place = {node.name: number for number, nodes in enumerate(order) for node in nodes}
+    assert place["taken" if "taken" in place else "remainder_scalar"] < place["commit_path__default"]
+    assert place["commit_path__default"] < place["copy__default"]
+
+
+def test_small_slots_are_saved_for_late_readers() -> None:
+    module = saved_reads(committed())
     assert len(region_calls(module)) == 1
     assert [node.name for node in outside(module) if node.target is ops.commit_path_] == ["commit_path__default"]
     commit = next(node for node in module.graph.nodes if node.target is ops.commit_path_)
-    assert commit.args[2] is not length
+    assert commit.args[2].target is aten.clone.default
+
+
+def test_a_slot_read_after_it_was_written_has_the_new_value() -> None:
+    b = GraphBuilder()
+    slot, x = integers(b, "slot", 5), integers(b, "x", 5)
+    b.call(aten.copy_.default, slot, b.call(aten.mul.Tensor, b.call(aten.add.Tensor, x, 1), 3))
+    after = b.call(aten.sub.Tensor, b.call(aten.mul.Tensor, slot, 2), x)
+    equal(b.output([after]), 4)
 
 
 @pytest.mark.parametrize(("name", "target"), [("raised", aten.mul.Tensor), ("moved", aten.lt.Scalar)])
