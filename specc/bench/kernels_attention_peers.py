@@ -228,6 +228,5 @@ def peer_rows(point: Point) -> Iterator[Row]:
 
         yield checked({"peer": name, **point.label}, errors, {"o": BOUND}, rest, point.read_bytes)
     if "FlexAttention" in chosen:
-        yield from guarded(
-            {"peer": "FlexAttention: its block mask", **point.label}, (flex_mask_row(one) for one in (point,))
-        )
+        label = {"peer": "FlexAttention: its block mask", **point.label}
+        yield from guarded(label, (label | {"us": flex_mask_us(at)} for at in (point,)))
