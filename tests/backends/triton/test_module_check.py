@@ -1,4 +1,4 @@
-"""`specc check --target triton` under the interpreter: shipped specs hold, planted faults are found, ties told apart."""
+"""`specc check --target triton` under the interpreter: shipped specs hold, planted faults are found, ties set apart."""
 
 from __future__ import annotations
 
