@@ -15,6 +15,7 @@ from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.regions import plan
 from specc.backends.triton.runtime.decoder import Decoder
 from specc.backends.triton.vocabulary import vocabulary_kernels
+from specc.backends.triton.windows import moved_windows
 from specc.diagnostics import DiagnosticError
 from specc.program import DecodeProgram
 
@@ -53,7 +54,9 @@ class TritonBackend:
         found = refusals(self, program, module.spec)
         if found:
             raise DiagnosticError(found)
-        graphs = {name: batch_layers(vocabulary_kernels(graph))[0] for name, graph in program.graphs.items()}
+        graphs = {
+            name: batch_layers(moved_windows(vocabulary_kernels(graph)))[0] for name, graph in program.graphs.items()
+        }
         return generate(DIALECT, program.with_graphs(**graphs), module)
 
 

@@ -43,6 +43,7 @@ TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
 
 SAMPLES: dict[str, list[tuple[Any, ...]]] = {
+    "short_conv_": [(WINDOW.clone(), INPUTS, TAPS), (WINDOW.clone(), INPUTS, TAPS, BIAS, VALID)],
     "short_conv": [(WINDOW, INPUTS, TAPS), (WINDOW, INPUTS, TAPS, BIAS, VALID)],
     "tree_conv": [(WINDOW, INPUTS, TAPS, bias, PARENT_ROW) for bias in (BIAS, None)],
     "conv_commit": [(WINDOW, INPUTS, PATH, ints(3, 0))],

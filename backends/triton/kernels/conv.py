@@ -56,6 +56,37 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
 
 
 @triton.jit
+def conv_one(window, x, weight, bias, live, y, C, stride_xb, W: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
+             BIAS: tl.constexpr, LIVE: tl.constexpr):  # fmt: skip
+    """y [B,1,C] of one token x [B,1,C], and the window [B,W-1,C] moved on by it, in place. Grid (C / BC, B).
+
+    The sum runs as in `tree_conv_nodes`, so a token's bits are the same. LIVE: a row that is not keeps its window.
+    """
+    b = tl.program_id(1).to(tl.int64)
+    channel = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = channel < C
+    window += b * (W - 1) * C
+    newest = tl.load(x + b * stride_xb + channel, mask=inside, other=0.0)
+    moves = tl.load(live + b) != 0 if LIVE else True
+    total = tl.zeros([BC], tl.float32)
+    for tap in tl.static_range(W):
+        scale = tl.load(weight + channel * W + tap, mask=inside, other=0.0).to(tl.float32)
+        taken = newest if tap == W - 1 else tl.load(window + tap * C + channel, mask=inside, other=0.0)
+        total = tl.fma(taken.to(tl.float32), scale, total)
+    if BIAS:
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    out = total / (1.0 + tl.exp(-total))
+    tl.store(y + b * C + channel, rounded(out, y), mask=inside)
+    place = tl.arange(0, BW)[:, None]
+    at = window + place * C + channel[None, :]
+    old = tl.load(at + C, mask=(place < W - 2) & inside[None, :], other=0.0)
+    moved = tl.where(place == W - 2, newest[None, :].to(window.dtype.element_ty), old)
+    # Every thread has read its part of the window by now.
+    tl.debug_barrier()
+    tl.store(at, moved, mask=(place < W - 1) & inside[None, :] & moves)
+
+
+@triton.jit
 def last_inputs(window, x, path, count, after, N, P, C, stride_xb, stride_xt,
                 W: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, PATH: tl.constexpr, COUNT: tl.constexpr,
                 BATCH: tl.constexpr):  # fmt: skip

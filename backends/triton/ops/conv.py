@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specc.backends.triton.kernels.conv import last_inputs, tree_conv_nodes
+from specc.backends.triton.kernels.conv import conv_one, last_inputs, tree_conv_nodes
 from specc.backends.triton.launch.core import power_of_two
 
 Tensor = torch.Tensor
@@ -70,6 +70,29 @@ def short_conv(
     after = torch.empty_like(window)
     next_window(window, x, None, None if live is None else live.sum(dim=1), after)
     return y, after
+
+
+def short_conv_(
+    window: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, live: Tensor | None = None
+) -> Tensor:
+    """`short_conv` whose next window takes the place of `window`; one launch for one token."""
+    if x.shape[1] != 1:
+        y = taps(window, x, weight, bias, None)
+        next_window(window, x, None, None if live is None else live.sum(dim=1), window)
+        return y
+    x = x if x.stride(2) == 1 else x.contiguous()
+    batch, _, width = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = min(CHANNELS, power_of_two(width))
+    conv_one[(-(-width // block), batch)](
+        window, x, weight,
+        weight if bias is None else bias,
+        x if live is None else live.view(torch.uint8),
+        y, width, x.stride(0),
+        W=weight.shape[2], BW=power_of_two(weight.shape[2] - 1), BC=block, BIAS=bias is not None,
+        LIVE=live is not None, num_warps=2, num_stages=1,
+    )  # fmt: skip
+    return y
 
 
 def conv_commit(window: Tensor, rows: Tensor, path: Tensor, count: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ FUNCTIONS: tuple[Function, ...] = (
     cache.conv_commit_layers_,
     conv.conv_commit,
     conv.short_conv,
+    conv.short_conv_,
     conv.tree_conv,
     delta.delta_rule,
     delta.delta_rule_,

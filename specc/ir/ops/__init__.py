@@ -21,6 +21,7 @@ from specc.ir.ops.layers import (
     commit_path_layers_,
     conv_commit_layers_,
     delta_rule_commit_layers_,
+    short_conv_,
 )
 from specc.ir.ops.linear import fused_linear
 from specc.ir.ops.moe import moe
@@ -67,6 +68,7 @@ __all__ = [
     "sampling_probs",
     "score_rank",
     "short_conv",
+    "short_conv_",
     "stable_topk",
     "topk_log_probs",
     "tree_attention",

@@ -1,4 +1,4 @@
-"""Row ops of all layers at once: what a loop over layers that only moves rows becomes (`specc.passes.batch_layers`)."""
+"""Ops that only a device backend makes: row ops of all layers at once, and a convolution that moves its own window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from specc.ir.op import op
 from specc.ir.ops.buffer import append_rows_, commit_path_
-from specc.ir.ops.conv import conv_commit
+from specc.ir.ops.conv import conv_commit, short_conv
 from specc.ir.ops.delta_buffer import delta_rule_commit_
 
 _BUFFER = ("buffer",)
@@ -82,3 +82,21 @@ def delta_rule_commit_layers_(
     """`delta_rule_commit_` for every layer of state [L,B,HV,V,K] and factors [L,B,N,…]."""
     for layer, *factors in zip(state.unbind(0), k.unbind(0), u.unbind(0), g.unbind(0), strict=True):
         delta_rule_commit_(layer, *factors, path, count, form)
+
+
+@op(
+    "short_conv_(Tensor(a!) window, Tensor x, Tensor weight, Tensor? bias=None, Tensor? live=None) -> Tensor",
+    fake=lambda window, x, weight, bias=None, live=None: torch.empty_like(x, memory_format=torch.contiguous_format),
+    levels=_BUFFER,
+)
+def short_conv_(
+    window: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    live: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`short_conv` whose next window takes the place of `window` [B,W-1,C]; returns y [B,T,C]."""
+    y, after = short_conv(window, x, weight, bias, live)
+    window.copy_(after)
+    return y
