@@ -118,7 +118,7 @@ def ranks(keys, COUNT: tl.constexpr, SIZE: tl.constexpr):
     mine, other = keys[:, None], keys[None, :]
     earlier = place[None, :] < place[:, None]
     better = ((other > mine) | ((other == mine) & earlier)) & (place < COUNT)[None, :]
-    return tl.sum(better.to(tl.int64), 1)
+    return tl.sum(better.to(tl.int32), 1).to(tl.int64)
 
 
 @triton.jit
@@ -127,14 +127,13 @@ def best_places(
 ):
     """int32 [ROWS,K_SIZE]: places of the K greatest of the first COUNT keys [ROWS,SIZE] of each row, ties by place."""
     place = tl.arange(0, SIZE)[None, :]
-    taken = tl.broadcast_to(place >= COUNT, [ROWS, SIZE])
+    # The least value is kept for places that were taken, or are none.
+    left = tl.where(place < COUNT, above_lowest(keys), lowest(keys))
     found = tl.full([ROWS, K_SIZE], 0, tl.int32)
     for turn in range(K):
-        # The place of the greatest free key: of the free places whose key no free key exceeds, the first.
-        greatest = tl.max(tl.where(taken, lowest(keys), keys), 1)
-        first = tl.min(tl.where((keys == greatest[:, None]) & (taken == 0), place, SIZE), 1)
+        first = tl.argmax(left, 1, tie_break_left=True)
         found = tl.where(tl.arange(0, K_SIZE)[None, :] == turn, first[:, None], found)
-        taken = taken | (place == first[:, None])
+        left = tl.where(place == first[:, None], lowest(keys), left)
     return found
 
 
@@ -145,6 +144,15 @@ def lowest(keys):
         return tl.full([], -9223372036854775808, tl.int64)
     else:
         return tl.full([], float("-inf"), tl.float32)
+
+
+@triton.jit
+def above_lowest(keys):
+    """Keys with the next greater value in the place of the least."""
+    if keys.dtype == tl.int64:
+        return tl.maximum(keys, -9223372036854775807)
+    else:
+        return tl.maximum(keys, -3.4028234663852886e38)
 
 
 @triton.jit

@@ -94,6 +94,7 @@ class Partition:
     def __init__(self, module: GraphModule, policy: str, blocked: dict[tuple[Node, str], str], limit: int) -> None:
         self.module, self.policy, self.blocked, self.limit = module, policy, blocked, limit
         self.nodes = [node for node in module.graph.nodes if node.op == "call_function" and not is_free(node)]
+        self.place = {node: number for number, node in enumerate(self.nodes)}
         self.orders = orders(self.nodes)
         self.groups: list[Group] = []
         self.group_of: dict[Node, Group] = {}
@@ -152,12 +153,12 @@ class Partition:
 
     def compatible(self, node: Node, group: Group) -> bool:
         """A kernel reads before it writes, and its programs do not wait for each other."""
-        mine = touched(node)
         for other in group.nodes:
-            theirs = touched(other)
-            if theirs.writes & (mine.reads | mine.writes):
+            first, last = (other, node) if self.place[other] < self.place[node] else (node, other)
+            before, after = touched(first), touched(last)
+            if before.writes & (after.reads | after.writes):
                 return False
-            if group.kind is not None and group.kind.rows is not None and theirs.reads & mine.writes:
+            if group.kind is not None and group.kind.rows is not None and before.reads & after.writes:
                 return False
         operands = {item for member in [*group.nodes, node] for item in anchors((member.args, member.kwargs))}
         return len(operands) <= MOST_OPERANDS
@@ -210,8 +211,7 @@ class Partition:
         return False
 
     def _join(self, one: Group, other: Group) -> None:
-        place = {item: number for number, item in enumerate(self.nodes)}
-        other.nodes = sorted([*other.nodes, *one.nodes], key=place.__getitem__)
+        other.nodes = sorted([*other.nodes, *one.nodes], key=self.place.__getitem__)
         self.group_of.update(dict.fromkeys(one.nodes, other))
         for group in self.groups:
             if one.number in group.before:
@@ -232,8 +232,7 @@ class Partition:
             if target is group or target is None or target.kind != group.kind or own:
                 continue
             group.nodes.remove(node)
-            place = {item: number for number, item in enumerate(self.nodes)}
-            target.nodes = sorted([*target.nodes, node], key=place.__getitem__)
+            target.nodes = sorted([*target.nodes, node], key=self.place.__getitem__)
             target.before |= {self.group_of[item].number for item in self.behind(node)} - {target.number}
             self.group_of[node] = target
 

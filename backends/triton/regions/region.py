@@ -27,9 +27,10 @@ from specc.ir.effects import flat_nodes
 
 aten = torch.ops.aten
 INDENT = "    "
-# Lanes that one warp works on at most before another is added, and the most warps.
-LANES_PER_WARP = 256
-MOST_WARPS = 8
+# Lanes that one warp works on at most before another is added. Rows of floats are work for many warps; integers of
+# a batch row are a chain of small steps, in which each warp more is a barrier more.
+LANES_PER_WARP = {"batch": 256, "token": 64}
+MOST_WARPS = {"batch": 8, "token": 16}
 LIMIT = 8192
 # Ops that compare all pairs of a few elements: more lanes, but of one bit.
 _SQUARE = frozenset({ops.score_rank, ops.pack_tree})
@@ -195,7 +196,8 @@ def _output(w: Writer, node: Node) -> None:
 
 def warps(w: Writer) -> int:
     """Warps of a program, from its largest block."""
-    return max(1, min(MOST_WARPS, w.largest // LANES_PER_WARP))
+    kind = w.kind.name
+    return max(1, min(MOST_WARPS[kind], w.largest // LANES_PER_WARP[kind]))
 
 
 def _source(region: Region, w: Writer) -> Emitted:
