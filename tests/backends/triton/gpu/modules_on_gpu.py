@@ -124,7 +124,7 @@ def shown(module: Any, state: Any) -> dict[str, Tensor]:
             rows = parts["length"] - (parts.get("recent_count", 0) if name.startswith("draft_") else 0)
             mask = place[None, :] < rows[:, None]
             parts[name] = torch.where(mask[None, :, :, None, None], value, 0)
-    return {name: value for name, value in parts.items() if "candidate" not in name and "factor" not in name}
+    return {name: value for name, value in parts.items() if not name.endswith(("_candidate", "_factor", "_input"))}
 
 
 def live_rows(name: str, parts: dict[str, Tensor], live: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
@@ -214,7 +214,9 @@ def steps16(case: Case) -> Found:
     made = [m.run_verify(w, copied(s, m), draft.tokens, parent, draft.valid)[1].logits for m, w, s in pairs]
     out["verify"] = relative(*(torch.where(draft.valid[..., None], value, 0) for value in made))
     pairs = zip(modules, weights, states, strict=True)
-    out["decode"] = relative(*(m.run_decode(w, copied(s, m))[1].logits for m, w, s in pairs))
+    made = [m.run_decode(w, copied(s, m))[1].logits for m, w, s in pairs]
+    live = ~states[1].finished[:, None]
+    out["decode"] = relative(*(torch.where(live, value, 0) for value in made))
     return out
 
 
