@@ -91,6 +91,15 @@ def test_every_form_of_the_kernel_agrees_with_the_reference(case: Case, config: 
     assert distance(case.run(config), case.expected()) <= BOUNDS[case.x.dtype]
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_over_many_steps(dtype: torch.dtype, config: LinearConfig) -> None:
+    made = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 200, generator=made).to(dtype), torch.randn(24, 200, generator=made).to(dtype)
+    case = Case(x, weight, None, torch.randn(200, generator=made).to(dtype), False, None)
+    assert distance(case.run(config), case.expected()) <= BOUNDS[dtype]
+
+
 @settings(max_examples=6)
 @given(cases(most_rows=20), st.sampled_from(CONFIGS), st.data())
 def test_a_rows_bits_do_not_depend_on_the_others(case: Case, config: LinearConfig, data: st.DataObject) -> None:
@@ -164,6 +173,7 @@ def test_a_layer_that_is_too_wide_for_one_step_takes_several() -> None:
     narrow = {key: config for key, config in LINEAR.items() if config.stages == 0}
     for (_, features, gated), config in narrow.items():
         assert config.once(config.bk)
+        assert not config.once(config.bk + 1)
         assert not linear_config(8 * config.bk, features, gated, torch.bfloat16).once(8 * config.bk)
         assert linear_config(8 * config.bk, features, gated, torch.bfloat16).stages > 0
 
