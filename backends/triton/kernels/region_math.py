@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specc.backends.triton.kernels.dot import bfloat16
+from specc.backends.triton.kernels.dot import INTERPRETED, bfloat16
+
+
+@triton.jit
+def follow():
+    """Wait for the kernel in front of this one; only then let the next one start beside it."""
+    if not INTERPRETED:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

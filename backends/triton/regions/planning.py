@@ -21,6 +21,7 @@ IMPORTS = {
     "Tensor": "from torch import Tensor",
     "torch": "import torch",
 }
+HOST = (host.dense, host.frequencies, host.beside)
 _DONE: WeakKeyDictionary[GraphModule, tuple[str, Plan]] = WeakKeyDictionary()
 
 
@@ -43,7 +44,9 @@ def _made(level: Level) -> Plan:
 def _call(region: Region, emitted: Emitted) -> RegionCall:
     # The Python functions behind the device functions.
     functions = [getattr(function, "fn", function) for function in emitted.helpers]
-    functions += [function for function in (host.dense, host.frequencies) if f"{function.__name__}(" in emitted.host]
+    functions += [
+        function for function in (host.dense, host.frequencies, host.beside) if f"{function.__name__}(" in emitted.host
+    ]
     source = "\n".join([*_origin(region), emitted.kernel, "", "", emitted.host])
     made = Generated(_base(region), source, tuple(functions), IMPORTS)
     items = tuple(user for node in region.nodes for user in node.users if isinstance(node.meta.get("val"), tuple))

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from specc.backends.printing.literals import literal
 from specc.backends.printing.names import Names
+from specc.backends.triton.kernels import region_math
 from specc.backends.triton.regions.create import CREATE
 from specc.backends.triton.regions.fused import FUSED
 from specc.backends.triton.regions.indexing import INDEXING
@@ -207,7 +208,8 @@ def _source(region: Region, w: Writer) -> Emitted:
     if width:
         names.append("width")
     inplace = any(item.written == "inplace" for item in parameters)
-    lines = ["@triton.jit", f"def NAME_kernel({', '.join(names)}):", f"{INDENT}row = tl.program_id(0).to(tl.int64)"]
+    lines = ["@triton.jit", f"def NAME_kernel({', '.join(names)}):", f"{INDENT}{w.helper(region_math.follow)}()"]
+    lines.append(f"{INDENT}row = tl.program_id(0).to(tl.int64)")
     if w.uses_batch:
         count = "width" if width else str(region.kind.rows)
         lines += [f"{INDENT}batch = row // {count}", f"{INDENT}token = row % {count}"]
@@ -254,7 +256,7 @@ def _host(region: Region, w: Writer, width: bool) -> str:
     ]
     passed += [call.replace("{device}", f"{like}.device") for call in w.tables]
     passed += ["width"] if width else []
-    options = f"num_warps={warps(w)}, enable_fp_fusion=False"
+    options = f"num_warps={warps(w)}, enable_fp_fusion=False, **beside()"
     lines.append(f"{INDENT}NAME_kernel[({grid},)]({', '.join(passed)}, {options})")
     if made:
         lines.append(f"{INDENT}return {', '.join(made.values())}")
