@@ -7,16 +7,15 @@ is all right where kernels are interpreted only. The interpreter's results are t
 
 from __future__ import annotations
 
+import importlib
 from types import FunctionType
 from typing import Any
 
 
 def keep_patches() -> None:
     """Replace the language's functions once per process. Does nothing for a Triton that is built otherwise."""
-    import triton.language as language  # only where the package is installed
-    from triton.runtime import interpreter
-
-    known: Any = interpreter
+    known: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
     if not all(hasattr(known, name) for name in ("_patch_lang", "_LangPatchScope")) or hasattr(known, "_patches_kept"):
         return
     patch, replaced = known._patch_lang, set[int]()
