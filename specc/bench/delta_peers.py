@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from specc.bench.delta_inputs import BATCHES, GDN, QWEN, Geometry, Inputs, exact, many_inputs, random_tree
+from specc.bench.delta_inputs import BATCHES, GDN, QWEN, Geometry, Inputs, exact, inputs, many_inputs, random_tree
 from specc.bench.gpu_timing import RATE, Row, error, guarded, timed
 
 SGLANG = Path("sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py")
-TILES = ((32, 1), (8, 1), (16, 1))
+POINTS = ((GDN, 16), (GDN, 8), (GDN, 32), (QWEN, 16), (QWEN, 32))
+TILES = ((32, 1), (8, 1))
 """(BV, warps) of SGLang's kernel; the first is what it comes with."""
 
 
@@ -118,13 +119,30 @@ def fla_rows(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
 def peer_part() -> Iterator[Row]:
     """All peers that are here."""
     kernel = sglang_kernel()
-    for geometry, nodes in ((GDN, 16), (QWEN, 16), (GDN, 8), (GDN, 32), (QWEN, 32)):
-        for batch in BATCHES:
-            if kernel is None:
-                yield {"peer": "sglang tree", "missing": True}
-            else:
+    if kernel is None:
+        yield {"peer": "sglang tree", "missing": True}
+    else:
+        for geometry, nodes in POINTS:
+            for batch in BATCHES:
                 yield from guarded({"peer": "sglang tree"}, sglang_rows(kernel, geometry, nodes, batch))
-            if importlib.util.find_spec("fla") is None:
-                yield {"peer": "fla", "missing": True}
-            elif nodes == 16:
-                yield from guarded({"peer": "fla"}, fla_rows(geometry, nodes, batch))
+    if importlib.util.find_spec("fla") is None:
+        yield {"peer": "fla", "missing": True}
+    else:
+        for geometry in (GDN, QWEN):
+            for batch in BATCHES:
+                yield from guarded({"peer": "fla"}, fla_rows(geometry, 16, batch))
+
+
+def warm(geometry: Geometry, nodes: int, tile: tuple[int, int]) -> None:
+    """Compiles SGLang's kernel (in a process of its own: compiled kernels are kept on disk)."""
+    kernel, one = sglang_kernel(), inputs(geometry, 1, nodes)
+    parent = torch.zeros(1, nodes, dtype=torch.int32, device="cuda")
+    buffer = one.state.new_empty(1, nodes, *one.state.shape[1:])
+    if kernel is not None:
+        sglang_call(kernel, one, parent, buffer, tile, torch.empty_like(one.rows.v))()
+    torch.cuda.synchronize()
+
+
+def jobs() -> list[partial[None]]:
+    """What to compile before."""
+    return [partial(warm, geometry, nodes, tile) for geometry, nodes in POINTS for tile in TILES]

@@ -44,7 +44,7 @@ from specc.passes.select_schedule.measured import Sizes
 from specc.passes.select_schedule.tiles import SCHEDULES
 
 Calls = list[Callable[[], Any]]
-WALKS = tuple(WalkConfig(bv, 32, 1) for bv in (4, 8, 16, 32))
+WALKS = (*(WalkConfig(bv, 32, 1, deep) for bv in (4, 8) for deep in (False, True)), WalkConfig(16, 32, 1))
 BOUNDS = {"u": BOUND, "o": 2 * BOUND, "bits": 0.0}
 
 
@@ -118,7 +118,7 @@ SHAPES: Mapping[str, list[int]] = {
 def hybrid_part() -> Iterator[Row]:
     """Schedules by shape of tree: the walk in heavy-light and in serial order, replay by leaves, and the tree form."""
     for geometry in GEOMETRIES:
-        for batch in BATCHES:
+        for batch in BATCHES[:2]:
             for name, parents in SHAPES.items():
                 yield {"geometry": geometry.name, "batch": batch, "nodes": len(parents), "shape": name} | shape_row(
                     geometry, batch, parents

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from specc.bench import delta_tree_cases, delta_walk_cases
+from specc.bench import delta_peers, delta_tree_cases, delta_walk_cases
 from specc.bench.delta_inputs import BATCHES
-from specc.bench.delta_peers import peer_part
 from specc.bench.gpu_timing import Report, Row, compiled_in_parallel, guarded, report, require_gpu
 from specc.bench.results import RESULTS
 from specc.bench.tune import best_of
@@ -34,14 +33,15 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "hybrid": delta_walk_cases.hybrid_part,
     "states": delta_walk_cases.states_part,
     "conv": delta_walk_cases.conv_part,
-    "peers": peer_part,
+    "peers": delta_peers.peer_part,
 }
 
 
 def jobs(parts: Sequence[str]) -> list[partial[None]]:
     """What to compile before they run."""
     found = [job for part in ("tree", "pending") if part in parts for job in delta_tree_cases.jobs(part)]
-    return found + (delta_walk_cases.jobs() if {"serial", "hybrid", "commit"} & set(parts) else [])
+    found += delta_walk_cases.jobs() if {"serial", "hybrid", "commit"} & set(parts) else []
+    return found + (delta_peers.jobs() if "peers" in parts else [])
 
 
 def tune(result: Report, seconds: float) -> Mapping[str, str]:

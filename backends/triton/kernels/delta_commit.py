@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows
-from specc.backends.triton.kernels.delta_rows import EPS, columns, load_tile, row_values, store_tile
+from specc.backends.triton.kernels.delta_rows import EPS, columns, load_tile, store_tile
 from specc.backends.triton.kernels.delta_solve import load_chunk, squares
 from specc.backends.triton.kernels.delta_tree import load_state, store_state
 from specc.backends.triton.kernels.delta_walk import apply_pending
@@ -17,8 +17,8 @@ from specc.backends.triton.kernels.delta_walk import apply_pending
 
 @triton.jit(do_not_specialize=["N", "P", "PATHS"])
 def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
-                       K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-                       E: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
+                       K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
+                       COPY: tl.constexpr):  # fmt: skip
     """Factors one by one, bit for bit what the rule did. Grid (V / BV, HV, Z).
 
     State, after [Z,HV,V,K]; k [Z,N,H,K], u [Z,N,HV,V], g [Z,N,HV]; sequence z of all layers has the path and count of
@@ -27,7 +27,7 @@ def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
     hv, z = tl.program_id(1), tl.program_id(2)
     turn = z % PATHS
     if (tl.load(count + turn) > 0) | COPY:
-        value = tl.program_id(0) * BV + row_values(R)
+        value = tl.program_id(0) * BV + tl.arange(0, BV)
         offset = (z.to(tl.int64) * HV + hv) * (V * K)
         rows = z.to(tl.int64) * N
         tile = apply_pending(

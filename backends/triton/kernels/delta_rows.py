@@ -1,9 +1,8 @@
 """What the kernels of the gated delta rule share: gates, norms, masks, and one token's step on a state tile.
 
-State tiles of the schedules that go token by token are [C,R,LANES,E]: R LANES rows of the state (values), C E >= K
-columns. LANES lanes of a warp hold different rows, the others columns: a thread has many columns of few rows, sums over
-K need few exchanges, and a token's row, loaded once per lane as [C,1,LANES,E], lies as the tile needs it. The step has
-one order of operations, spelled out with `fma`, so that equal inputs give equal bits in every kernel that uses it.
+State tiles of the schedules that go token by token are [C,R,E]: R rows of the state (values), C E >= K columns. A
+thread then holds many columns of few rows, so that sums over K need few exchanges between threads. The step has one
+order of operations, spelled out with `fma`, so that equal inputs give equal bits in every kernel that uses it.
 """
 
 # Triton's language, not Python's types.
@@ -17,8 +16,6 @@ import triton.language as tl
 from specc.backends.triton.kernels.dot import INTERPRETED
 
 EPS = tl.constexpr(1e-6)
-LANES = tl.constexpr(4)
-"""Lanes of a warp with rows of their own; the other eight hold four neighbouring columns each."""
 
 
 @triton.jit
@@ -56,14 +53,13 @@ def ancestors(mask, b, N, T: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def columns(C: tl.constexpr, E: tl.constexpr):
-    """[C,1,LANES,E]: the column numbers of K = C E, the same for all rows."""
-    across = tl.arange(0, C)[:, None, None, None] * E + tl.arange(0, E)[None, None, None, :]
-    return across + tl.zeros([C, 1, LANES, E], tl.int32)
+    """[C,E]: the column numbers of K = C E."""
+    return tl.arange(0, C)[:, None] * E + tl.arange(0, E)[None, :]
 
 
 @triton.jit
 def load_row(row, column, K: tl.constexpr, KP: tl.constexpr):
-    """[C,1,LANES,E] of a row of K numbers; zeros beyond K (KP = C E)."""
+    """[C,E] of a row of K numbers; zeros beyond K (KP = C E)."""
     if K == KP:
         return tl.load(row + column)
     else:
@@ -71,14 +67,8 @@ def load_row(row, column, K: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
-def row_values(R: tl.constexpr):
-    """[R,LANES]: the rows of a program's part of the state."""
-    return tl.arange(0, R)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-
-
-@triton.jit
 def load_values(row, value, V: tl.constexpr, BV: tl.constexpr):
-    """[R,LANES] of a row of V numbers; zeros beyond V."""
+    """[R] of a row of V numbers; zeros beyond V."""
     if V % BV == 0:
         return tl.load(row + value)
     else:
@@ -87,21 +77,21 @@ def load_values(row, value, V: tl.constexpr, BV: tl.constexpr):
 
 @triton.jit
 def tile_offsets(value, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """[C,R,LANES,E] offsets into a state [V,K] for the given rows [R,LANES]."""
-    across = tl.arange(0, C)[:, None, None, None] * E + tl.arange(0, E)[None, None, None, :]
-    return value[None, :, :, None] * K + across
+    """[C,R,E] offsets into a state [V,K] for the given rows [R]."""
+    across = tl.arange(0, C)[:, None, None] * E + tl.arange(0, E)[None, None, :]
+    return value[None, :, None] * K + across
 
 
 @triton.jit
 def tile_inside(value, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """[C,R,LANES,E] bool: what of a tile is inside a state [V,K]."""
-    across = tl.arange(0, C)[:, None, None, None] * E + tl.arange(0, E)[None, None, None, :]
-    return (value[None, :, :, None] < V) & (across < K)
+    """[C,R,E] bool: what of a tile is inside a state [V,K]."""
+    across = tl.arange(0, C)[:, None, None] * E + tl.arange(0, E)[None, None, :]
+    return (value[None, :, None] < V) & (across < K)
 
 
 @triton.jit
 def load_tile(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """[C,R,LANES,E] of a state [V,K]; zeros outside."""
+    """[C,R,E] of a state [V,K]; zeros outside."""
     if (C * E == K) and (V % BV == 0):
         return tl.load(state + tile_offsets(value, K, C, E))
     else:
@@ -129,59 +119,53 @@ def prefetch(lines):
 
 @triton.jit
 def total(x):
-    """The sum of x [C,1,LANES,E] over its columns; every lane has it."""
-    return tl.max(tl.max(tl.sum(tl.sum(x, 3), 0), 1), 0)
+    """The sum of x [C,E]."""
+    return tl.sum(tl.sum(x, 1), 0)
 
 
 @triton.jit
 def quarters(x, C: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """Four tensors [C,R,LANES,E/4] of [C,R,LANES,E]: every fourth column each. A thread holds four neighbours, so
-    nothing moves."""
-    even, odd = tl.split(x.reshape(C, R, LANES, E // 2, 2))
-    first, third = tl.split(even.reshape(C, R, LANES, E // 4, 2))
-    second, fourth = tl.split(odd.reshape(C, R, LANES, E // 4, 2))
+    """Four tensors [C,R,E/4] of [C,R,E]: every fourth column each. A thread holds four neighbours, so nothing moves."""
+    even, odd = tl.split(x.reshape(C, R, E // 2, 2))
+    first, third = tl.split(even.reshape(C, R, E // 4, 2))
+    second, fourth = tl.split(odd.reshape(C, R, E // 4, 2))
     return first, second, third, fourth
 
 
 @triton.jit
 def product(tile, x, C: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """tile x: [C,R,LANES,E] by [C,1,LANES,E] -> [R,LANES].
+    """tile x: [C,R,E] by [C,E] -> [R].
 
     Multiply-adds are spelled out and everything else is a sum of their results: where a compiler would be free to
     contract a product and a sum, two variants of a kernel could differ in a bit.
     """
     t0, t1, t2, t3 = quarters(tile, C, R, E)
-    x0, x1, x2, x3 = quarters(x, C, 1, E)
-    return tl.sum(tl.sum(tl.fma(t3, x3, tl.fma(t2, x2, tl.fma(t1, x1, t0 * x0))), 0), 2)
-
-
-@triton.jit
-def row_scalars(xk, xq, K: tl.constexpr):
-    """(1 / |x_k|, K^-1/2 / |x_q|, x_k . x_q) of raw rows [C,1,LANES,E]; norms with eps under the root."""
-    xk = xk.to(tl.float32)
-    xq = xq.to(tl.float32)
-    return tl.rsqrt(total(xk * xk) + EPS), tl.rsqrt(total(xq * xq) + EPS) * (K**-0.5), total(xk * xq)
+    x0, x1, x2, x3 = quarters(x[:, None, :], C, 1, E)
+    return tl.sum(tl.sum(tl.fma(t3, x3, tl.fma(t2, x2, tl.fma(t1, x1, t0 * x0))), 0), 1)
 
 
 @triton.jit
 def after_factor(tile, xk, decay, weighted):
-    """decay S + weighted x^T: a tile [C,R,LANES,E], a raw key, weighted [R,LANES] (u times the key's inverse norm)."""
-    return tl.fma(weighted[None, :, :, None], xk, tile * decay)
+    """decay S + weighted x^T: a tile [C,R,E], a raw key [C,E], weighted [R] (u times the key's inverse norm)."""
+    return tl.fma(weighted[None, :, None], xk[:, None, :], tile * decay)
 
 
 @triton.jit
-def token_step(tile, xk, xq, norm, scale, shared, value, g, beta, C: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """One token on a tile S: (o [R,LANES], u [R,LANES], S'). xk, xq raw [C,1,LANES,E] with their `row_scalars`, value
-    [R,LANES], g and beta scalars.
+def token_step(tile, xk, xq, value, g, beta, K: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """One token on a tile S [C,R,E]: (o [R], u [R], S'). xk, xq raw [C,E], value [R], g and beta scalars.
 
     k = r x with the inverse norm r outside the products (design 04). Both products are with the tile as it comes in, so
     that their sums over threads run side by side: u = beta (v - r d S x_k), w = r u, S' = d S + w x_k^T and
     S' x_q = d S x_q + w (x_k . x_q).
     """
     xk = xk.to(tl.float32)
+    xq = xq.to(tl.float32)
+    norm = tl.rsqrt(total(xk * xk) + EPS)
+    scale = tl.rsqrt(total(xq * xq) + EPS) * (K**-0.5)
+    shared = total(xk * xq)
     decay = tl.exp(g)
-    old = product(tile, xk, C, R, E)
-    read = product(tile, xq.to(tl.float32), C, R, E)
+    old = product(tile, xk, C, BV, E)
+    read = product(tile, xq, C, BV, E)
     u = beta * tl.fma(-(norm * decay), old, value.to(tl.float32))
     weighted = u * norm
     return scale * tl.fma(weighted, shared, decay * read), u, after_factor(tile, xk, decay, weighted)

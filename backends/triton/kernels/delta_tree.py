@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import fold, path_rows
-from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.delta_solve import SCALARS, load_chunk, work_size
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
 
@@ -68,25 +67,15 @@ def stream(at_state, at_x, twice, value,
 
 
 @triton.jit
-def stream_fold(at_state, at_x, at_pending, twice, keep, weighted, decay, value,
-                K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
-                PIECES: tl.constexpr):  # fmt: skip
-    """As `stream`; the chunks are written back with the pending factors folded in."""
-    acc = tl.zeros([BV, 2 * T], tl.float32)
+def fold_all(at_state, at_pending, keep, weighted, decay, value,
+             K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """The state with its pending factors folded in, written where it lies. In a loop of its own: the tile has just been
+    read, so it comes from the cache, and a loop that streams, multiplies and writes at once does all three badly."""
     for first in tl.range(0, K, BK):
         column = tl.arange(0, BK)[None, :] + first
         state = load_state(at_state + first, value, column, K, V, BV, BK)
-        acc = dot_pieces(state, tl.trans(load_chunk(at_x + first, twice, column, K, BK)), acc, PIECES)
         rows = load_chunk(at_pending + first, keep, column, K, BK)
         store_state(at_state + first, fold(state, weighted, rows, decay), value, column, K, V, BV, BK)
-    return acc
-
-
-@triton.jit
-def wait(PDL: tl.constexpr):
-    """For the kernel in front."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit(do_not_specialize=["N", "P", "ROWS", "window"])
@@ -122,24 +111,18 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
         rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
         at_u = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
         weighted = tl.load(at_u, mask=keep[None, :] & (value[:, None] < V), other=0.0)
+    acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if R > 0:
         at_more = work + 2 * T * T + SCALARS * T
+        decay = tl.load(at_more - T)
         if waiting >= tl.maximum(window, 1):
-            prefetch(at_rows + tl.arange(0, max(triton.next_power_of_2(K) // 32, 1))[None, :] * 32)
-            wait(PDL)
             rates = tl.load(at_more + R * 2 * T + tl.arange(0, R))
             at_pending = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
-            acc = stream_fold(
-                at_state, at_x, at_pending, twice, keep, weighted * rates[None, :], tl.load(at_more - T), value,
-                K, V, T, BV, BK, PIECES,
-            )  # fmt: skip
-        else:
-            acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
-            wait(PDL)
+            fold_all(at_state, at_pending, keep, weighted * rates[None, :], decay, value, K, V, BV, BK)
         near = tl.load(at_more + tl.arange(0, R)[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :])
-        acc = dot_float32(weighted, near, acc * tl.load(at_more - T))
-    else:
-        acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
-        wait(PDL)
+        acc = dot_float32(weighted, near, acc * decay)
     outputs, factors = tail(acc, values, work, N, BV, T)
     at_out = (b * N + row[None, :]).to(tl.int64) * (HV * V) + hv * V + value[:, None]
     tl.store(u + at_out, factors, mask=inside)

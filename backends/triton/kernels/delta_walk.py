@@ -21,8 +21,6 @@ from specc.backends.triton.kernels.delta_rows import (
     load_tile,
     load_values,
     prefetch,
-    row_scalars,
-    row_values,
     store_tile,
     token_step,
 )
@@ -39,9 +37,19 @@ def node_at(order, step, steps, ORDER: tl.constexpr):
 
 
 @triton.jit
+def steps_of(order, STEPS, NT: tl.constexpr, ORDER: tl.constexpr):
+    """How many steps there are: those of an order end with the first -1."""
+    if ORDER:
+        place = tl.arange(0, NT)
+        return tl.sum((tl.load(order + place, mask=place < STEPS, other=-1) >= 0).to(tl.int32), 0)
+    else:
+        return STEPS
+
+
+@triton.jit
 def fetch(q, k, v, g, beta, node, column, value, stride_qt, stride_kt, stride_vt, stride_gt, stride_bt,
           K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KP: tl.constexpr):  # fmt: skip
-    """(x_k, x_q [C,1,LANES,E], v [R,LANES], g, beta) of a node as stored; pointers are those of its sequence and head.
+    """(x_k, x_q [C,E], v [R], g, beta) of a node as stored; pointers are those of its sequence and head.
 
     Behind the last node (-1) those of the first: no step uses them.
     """
@@ -69,35 +77,6 @@ def prefetch_rows(q, k, v, g, beta, N, stride_qt, stride_kt, stride_vt, stride_g
 
 
 @triton.jit
-def fetch_scalars(scalars, node, H):
-    """What `delta_row_scalars` wrote of a node; pointer of its sequence and head."""
-    at = scalars + tl.maximum(node, 0) * H * 4
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2)
-
-
-@triton.jit
-def delta_row_scalars(q, k, scalars, N, H, stride_qb, stride_qt, stride_kb, stride_kt,
-                      K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """`row_scalars` of every row, float32 [B,N,H,4]: a walk over several tokens has them ready. Grid (N, H, B).
-
-    In a kernel of its own since a step of the walk waits for whatever stands in front of its products.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    node, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    column = columns(C, E)
-    norm, scale, shared = row_scalars(
-        load_row(k + b * stride_kb + node * stride_kt + head * K, column, K, C * E),
-        load_row(q + b * stride_qb + node * stride_qt + head * K, column, K, C * E),
-        K,
-    )
-    at = scalars + ((b * N + node) * H + head) * 4
-    tl.store(at, norm)
-    tl.store(at + 1, scale)
-    tl.store(at + 2, shared)
-
-
-@triton.jit
 def apply_pending(tile, pending_k, pending_u, pending_g, path, count, b, hv, head, column, value, P, ROWS, H, HV,
                   K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KP: tl.constexpr,
                   PATH: tl.constexpr):  # fmt: skip
@@ -114,48 +93,56 @@ def apply_pending(tile, pending_k, pending_u, pending_g, path, count, b, hv, hea
 
 
 @triton.jit
+def settle(tile, home, pending_k, pending_u, pending_g, path, count, window, b, hv, head, column, value, P, ROWS, H, HV,
+           K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
+           PATH: tl.constexpr):  # fmt: skip
+    """The tile after its pending factors; written to `home` where they are due."""
+    tile = apply_pending(
+        tile, pending_k, pending_u, pending_g, path, count, b, hv, head, column, value, P, ROWS, H, HV,
+        K, V, BV, C * E, PATH,
+    )  # fmt: skip
+    if tl.load(count + b) >= tl.maximum(window, 1):
+        store_tile(home, tile, value, K, V, BV, C, E)
+    return tile
+
+
+@triton.jit
 def has_far_child(parents, nodes, row, follower):
     """Whether a node other than `follower` hangs on `row` (0: the context, node i is i + 1)."""
     return tl.max(tl.where((parents == row) & (nodes != follower), 1, 0), 0) > 0
 
 
 @triton.jit(do_not_specialize=["N", "STEPS", "P", "ROWS", "window"])
-def delta_walk(state, q, k, v, g, beta, scalars, order, parent, a_log, dt_bias, g_out, table, after, o, u,
+def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, table, after, o, u,
                pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES, P, ROWS, H, HV,
                stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_gb, stride_gt,
                stride_bb, stride_bt,
-               K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-               NT: tl.constexpr, SCALARS: tl.constexpr, ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr,
-               STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr,
-               PDL: tl.constexpr):  # fmt: skip
-    """Grid (V / BV, HV, B * LANES), BV = 4 R: o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
+               K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, NT: tl.constexpr,
+               ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr, STATES: tl.constexpr,
+               AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
+    """Grid (V / BV, HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
     `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
     context, node i is i + 1). NT >= N and STEPS with an order or a tree.
     `table` [B,N+1,HV,V,K] holds tiles of nodes with a far child (row 0: the context's, with PENDING), or with STATES
-    [B,N,HV,V,K] every node's. A due sequence's pending factors are written to `state`. SCALARS: `scalars` holds what
-    `delta_row_scalars` makes of the rows, else each step makes it; with PDL this kernel starts beside that one.
+    [B,N,HV,V,K] every node's. A due sequence's pending factors are written to `state`. DEEP: rows are loaded two steps
+    ahead, not one.
     """
     hv, b = tl.program_id(1), tl.program_id(2) // LANES
     head = hv // (HV // H)
-    value = tl.program_id(0) * BV + row_values(R)
+    value = tl.program_id(0) * BV + tl.arange(0, BV)
     column = columns(C, E)
-    size = V * K
-    home = state + (b.to(tl.int64) * HV + hv) * size
-    shelf = table + (b.to(tl.int64) * (N + 1 - STATES) * HV + hv) * size
+    home = state + (b.to(tl.int64) * HV + hv) * (V * K)
+    shelf = table + (b.to(tl.int64) * (N + 1 - STATES) * HV + hv) * (V * K)
     order += tl.program_id(2) * STEPS
     q += b.to(tl.int64) * stride_qb + head * K
     k += b.to(tl.int64) * stride_kb + head * K
     v += b.to(tl.int64) * stride_vb + hv * V
     g += b * stride_gb + hv
     beta += b * stride_bb + hv
-    scalars += (b.to(tl.int64) * N * H + head) * 4
-    steps = STEPS
-    if ORDER:
-        places = tl.arange(0, NT)
-        steps = tl.sum((tl.load(order + places, mask=places < STEPS, other=-1) >= 0).to(tl.int32), 0)
-        if steps == 0:
-            return
+    steps = steps_of(order, STEPS, NT, ORDER)
+    if steps == 0:
+        return
     node = node_at(order, 0, steps, ORDER)
     prefetch_rows(q, k, v, g, beta, N, stride_qt, stride_kt, stride_vt, stride_gt, stride_bt, K, BV, min(NT, 32))
     xk, xq, row, g_raw, beta_raw = fetch(
@@ -166,37 +153,34 @@ def delta_walk(state, q, k, v, g, beta, scalars, order, parent, a_log, dt_bias, 
         nodes = tl.arange(0, NT)
         parents = tl.load(parent + b * N + nodes, mask=nodes < N, other=-1)
     if PENDING:
-        tile = apply_pending(
-            tile, pending_k, pending_u, pending_g, path, count, b, hv, head, column, value, P, ROWS, H, HV,
-            K, V, BV, C * E, PATH,
+        tile = settle(
+            tile, home, pending_k, pending_u, pending_g, path, count, window, b, hv, head, column, value, P, ROWS,
+            H, HV, K, V, BV, C, E, PATH,
         )  # fmt: skip
-        if tl.load(count + b) >= tl.maximum(window, 1):
-            store_tile(home, tile, value, K, V, BV, C, E)
         if TREE and has_far_child(parents, nodes, 0, node):
             store_tile(shelf, tile, value, K, V, BV, C, E)
     last = -1
-    if SCALARS:
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        norm, scale, shared = fetch_scalars(scalars, node, H)
-    for step in range(steps):
-        follower = node_at(order, step + 1, steps, ORDER)
+    if DEEP:
+        next_node = node_at(order, 1, steps, ORDER)
         next_k, next_q, next_row, next_g, next_beta = fetch(
-            q, k, v, g, beta, follower, column, value, stride_qt, stride_kt, stride_vt, stride_gt, stride_bt,
+            q, k, v, g, beta, next_node, column, value, stride_qt, stride_kt, stride_vt, stride_gt, stride_bt,
             K, V, BV, C * E,
         )  # fmt: skip
-        if SCALARS:
-            next_norm, next_scale, next_shared = fetch_scalars(scalars, follower, H)
-        else:
-            norm, scale, shared = row_scalars(xk, xq, K)
+    for step in range(steps):
+        far_node = node_at(order, step + 1 + DEEP, steps, ORDER)
+        far_k, far_q, far_row, far_g, far_beta = fetch(
+            q, k, v, g, beta, far_node, column, value, stride_qt, stride_kt, stride_vt, stride_gt, stride_bt,
+            K, V, BV, C * E,
+        )  # fmt: skip
+        follower = next_node if DEEP else far_node
         if TREE:
             above = tl.load(parent + b * N + node, mask=node >= 0, other=0).to(tl.int32)
             if (node >= 0) & (above != last + 1):
                 tl.debug_barrier()
-                far = shelf + (above - STATES).to(tl.int64) * HV * size
+                far = shelf + (above - STATES).to(tl.int64) * HV * V * K
                 tile = load_tile(far if PENDING else tl.where(above > 0, far, home), value, K, V, BV, C, E)
         decay, rate = gates(g_raw, beta_raw, a_log, dt_bias, hv, GATE)
-        output, factor, tile = token_step(tile, xk, xq, norm, scale, shared, row, decay, rate, C, R, E)
+        output, factor, tile = token_step(tile, xk, xq, row, decay, rate, K, BV, C, E)
         out = ((b * N + node).to(tl.int64) * HV + hv) * V
         inside = value < V if V % BV else True
         tl.store(u + out + value, factor, mask=(node >= 0) & inside)
@@ -205,12 +189,14 @@ def delta_walk(state, q, k, v, g, beta, scalars, order, parent, a_log, dt_bias, 
             tl.store(g_out + (b * N + node) * HV + hv, decay, mask=(node >= 0) & (tl.program_id(0) == 0))
         if STATES:
             if node >= 0:
-                store_tile(shelf + node.to(tl.int64) * HV * size, tile, value, K, V, BV, C, E)
+                store_tile(shelf + node.to(tl.int64) * HV * V * K, tile, value, K, V, BV, C, E)
         elif TREE and has_far_child(parents, nodes, node + 1, follower):
-            store_tile(shelf + (node + 1).to(tl.int64) * HV * size, tile, value, K, V, BV, C, E)
+            store_tile(shelf + (node + 1).to(tl.int64) * HV * V * K, tile, value, K, V, BV, C, E)
         last, node = node, follower
-        if SCALARS:
-            norm, scale, shared = next_norm, next_scale, next_shared
-        xk, xq, row, g_raw, beta_raw = next_k, next_q, next_row, next_g, next_beta
+        if DEEP:
+            xk, xq, row, g_raw, beta_raw = next_k, next_q, next_row, next_g, next_beta
+            next_node, next_k, next_q, next_row, next_g, next_beta = far_node, far_k, far_q, far_row, far_g, far_beta
+        else:
+            xk, xq, row, g_raw, beta_raw = far_k, far_q, far_row, far_g, far_beta
     if AFTER:
-        store_tile(after + (b.to(tl.int64) * HV + hv) * size, tile, value, K, V, BV, C, E)
+        store_tile(after + (b.to(tl.int64) * HV + hv) * (V * K), tile, value, K, V, BV, C, E)

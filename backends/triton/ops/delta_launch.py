@@ -11,7 +11,7 @@ from specc.backends.triton.kernels.delta_commit import delta_commit_rank_n, delt
 from specc.backends.triton.kernels.delta_order import ancestor_paths, heavy_order
 from specc.backends.triton.kernels.delta_solve import delta_tree_prepare
 from specc.backends.triton.kernels.delta_tree import delta_tree_apply
-from specc.backends.triton.kernels.delta_walk import delta_row_scalars, delta_walk
+from specc.backends.triton.kernels.delta_walk import delta_walk
 from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
 from specc.backends.triton.ops.delta_tables import (
     CommitConfig,
@@ -80,18 +80,6 @@ def outputs_of(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     )
 
 
-def row_scalars_of(rows: Rows, parts: int, across: int) -> Tensor:
-    """float32 [B,N,H,4]: inverse norms of k and q and their product, in the order of sums of a walk's own."""
-    q, k = rows.q, rows.k
-    batch, nodes, heads, keys = k.shape
-    scalars = torch.empty(batch, nodes, heads, 4, dtype=torch.float32, device=k.device)
-    delta_row_scalars[(nodes, heads, batch)](
-        q, k, scalars, nodes, heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-        K=keys, C=parts, E=across, PDL=not interpreted(), num_warps=1, num_stages=1,
-    )  # fmt: skip
-    return scalars
-
-
 def launch_walk(
     state: Tensor,
     rows: Rows,
@@ -116,16 +104,13 @@ def launch_walk(
     config = config or walk_config(keys, values, batch * value_heads)
     lanes = order.shape[1] if order is not None and order.dim() == 3 else 1
     steps = nodes if order is None else order.shape[-1]
-    block, width = max(min(config.bv, power_of_two(values)), 4), power_of_two(keys, 16)
+    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
     across = min(config.e, width)
     waiting = pending or Pending(state, state, state, None, state, 0)
     path = waiting.path
     room = 0 if pending is None else pending.k.shape[1]
-    ready = nodes > 1
-    beside = ready and not interpreted()
-    scalars = row_scalars_of(rows, width // across, across) if ready else state
     delta_walk[(-(-values // block), value_heads, batch * lanes)](
-        state, q, k, v, g, beta, scalars,
+        state, q, k, v, g, beta,
         state if order is None else order,
         state if parent_row is None else parent_row.contiguous(),
         state if gate is None else gate.a_log,
@@ -139,11 +124,11 @@ def launch_walk(
         room if path is None else path.shape[1], room, heads, value_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
-        K=keys, V=values, BV=block, R=block // 4, C=width // across, E=across,
+        K=keys, V=values, BV=block, C=width // across, E=across,
         NT=min(power_of_two(nodes), AHEAD) if order is None and parent_row is None else power_of_two(max(nodes, steps)),
-        SCALARS=ready, ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
+        ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        PDL=beside, num_warps=config.warps, num_stages=1, **(PDL if beside else {}),
+        DEEP=int(config.deep and nodes > 1), num_warps=config.warps, num_stages=1,
     )  # fmt: skip
 
 
@@ -265,11 +250,11 @@ def launch_steps(
     heads, values, keys = state.shape[-3:]
     states = state.numel() // (heads * values * keys)
     config = config or walk_config(keys, values, states * heads)
-    block, width = max(min(config.bv, power_of_two(values)), 4), power_of_two(keys, 16)
+    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
     across = min(config.e, width)
     delta_commit_steps[(-(-values // block), heads, states)](
         state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), k.shape[-2], heads,
-        K=keys, V=values, BV=block, R=block // 4, C=width // across, E=across, COPY=state is not after,
+        K=keys, V=values, BV=block, C=width // across, E=across, COPY=state is not after,
         num_warps=config.warps, num_stages=1,
     )  # fmt: skip
 

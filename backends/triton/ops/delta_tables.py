@@ -28,11 +28,13 @@ class TreeConfig:
 
 @dataclass(frozen=True, slots=True)
 class WalkConfig:
-    """Token by token: `bv` rows of the state per program, `e` neighbouring columns along the threads."""
+    """Token by token: `bv` rows of the state per program, `e` neighbouring columns along the threads; `deep`: rows are
+    loaded two steps ahead."""
 
     bv: int
     e: int
     warps: int
+    deep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class CommitConfig:
 
 
 WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
-    (128, 128): ((ALWAYS, WalkConfig(bv=16, e=32, warps=1)),),
-    (256, 256): ((64, WalkConfig(bv=8, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
+    (128, 128): ((64, WalkConfig(bv=4, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
+    (256, 256): ((32, WalkConfig(bv=8, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for."""
 COMMIT: Mapping[tuple[int, int], CommitConfig] = {
@@ -56,27 +58,44 @@ COMMIT: Mapping[tuple[int, int], CommitConfig] = {
 }
 """By (K, V)."""
 
-FEW = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4)
-MANY = TreeConfig(bv=64, bk=64, warps=4, stages=2, prepare_warps=1, prepare_bk=128)
-CROWD = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=1, prepare_bk=128)
-TILES32 = TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4)
-TILES64 = TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8)
 TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
-    (128, 128, 16): ((128, FEW), (512, MANY), (ALWAYS, CROWD)),
-    (256, 256, 16): ((128, FEW), (ALWAYS, MANY)),
-    (128, 128, 32): ((ALWAYS, TILES32),),
-    (256, 256, 32): ((ALWAYS, TILES32),),
-    (128, 128, 64): ((ALWAYS, TILES64),),
-    (256, 256, 64): ((ALWAYS, TILES64),),
+    (128, 128, 16): (
+        (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=128)),
+        (512, TreeConfig(bv=128, bk=32, warps=4, stages=3, prepare_warps=2, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=1, prepare_bk=128)),
+    ),
+    (256, 256, 16): (
+        (32, TreeConfig(bv=16, bk=128, warps=2, stages=3, prepare_warps=4, prepare_bk=256)),
+        (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=64, bk=64, warps=4, stages=2, prepare_warps=2, prepare_bk=128)),
+    ),
+    (128, 128, 32): (
+        (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=128, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),
+    ),
+    (256, 256, 32): (
+        (32, TreeConfig(bv=16, bk=128, warps=2, stages=3, prepare_warps=4, prepare_bk=128)),
+        (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=128, bk=32, warps=8, stages=4, prepare_warps=4, prepare_bk=128)),
+    ),
+    (128, 128, 64): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8, prepare_bk=64)),),
+    (256, 256, 64): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8, prepare_bk=64)),),
 }
 """By (K, V, T): configurations with the largest number of value heads times sequences that they are for."""
 PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
-    (128, 128, 16): ((128, FEW), (512, MANY), (ALWAYS, CROWD)),
-    (256, 256, 16): ((128, FEW), (ALWAYS, CROWD)),
-    (128, 128, 32): ((ALWAYS, TILES32),),
-    (256, 256, 32): ((ALWAYS, TILES32),),
-    (128, 128, 64): ((ALWAYS, TILES64),),
-    (256, 256, 64): ((ALWAYS, TILES64),),
+    (128, 128, 16): (
+        (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),
+        (512, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=1, prepare_bk=128)),
+    ),
+    (256, 256, 16): (
+        (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=256)),
+        (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=128)),
+    ),
+    (128, 128, 32): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),),
+    (256, 256, 32): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),),
+    (128, 128, 64): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8, prepare_bk=64)),),
+    (256, 256, 64): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8, prepare_bk=64)),),
 }
 """With factors pending."""
 
