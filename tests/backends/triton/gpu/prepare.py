@@ -69,7 +69,7 @@ def wide(name: str, dtype: str) -> LoadedSpec:
     runtime = {"max_batch_size": 8, "max_sequence_length": 512, "dtype": dtype}
     if target["family"] == "gated_deltanet":
         runtime["state_dtype"] = "float64" if dtype == "float64" else "float32"
-    draft = DRAFTS["lookup tree"] | {"num_speculative_tokens": 15, "num_steps": 6}
+    draft = DRAFTS["lookup tree"] | {"num_speculative_tokens": 15, "num_steps": 6, "top_k": 3}
     sections = {"target": target, "draft": draft, "commit": COMMITS[commit], "runtime": runtime}
     return from_mapping({"specc": 1, "name": name, **sections})
 
