@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,18 @@ from specc.backends.printing.naming import wanted_name
 from specc.backends.triton.regions.create import static_values, table_text
 from specc.backends.triton.regions.pointwise import cast, number_text
 from specc.backends.triton.regions.reduce import rest_dims
-from specc.backends.triton.regions.values import Block, Memory, Overlay, Parts, Piece, Shape, Unsupported, Value, padded
+from specc.backends.triton.regions.values import (
+    Block,
+    Factors,
+    Memory,
+    Overlay,
+    Parts,
+    Piece,
+    Shape,
+    Unsupported,
+    Value,
+    padded,
+)
 from specc.backends.triton.regions.views import at_index, flatten_block, unflatten_block
 from specc.backends.triton.regions.writer import Writer
 from specc.ir import ops
@@ -46,7 +58,12 @@ def _along(w: Writer, node: Node, value: Value, dim: int, index: Block) -> Value
     """value[..., index, ...] with a 1-D index in the place of `dim`."""
     shape, lead = _rows(w, node)
     if not index.axes:
-        return at_index(w, value, dim, w.typed(index) if index.literal else index.text, keep=True)
+        picked = at_index(w, value, dim, w.typed(index) if index.literal else index.text, keep=True)
+        if isinstance(picked, Memory):
+            repeated: Factors = ((shape[dim], 0),)
+            return replace(picked, shape=shape, dims=(*picked.dims[:dim], repeated, *picked.dims[dim + 1 :]))
+        picked = w.block(picked)
+        return picked.reshaped(shape, picked.axes)
     wide = index.reshaped(shape, (dim,))
     if isinstance(value, Memory):
         axes = tuple(axis for axis, size in enumerate(shape) if size > 1 and (axis == dim or axis in value.axes()))
