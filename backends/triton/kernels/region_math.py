@@ -165,6 +165,12 @@ def above_lowest(keys):
 
 
 @triton.jit
+def greatest(x, AXIS: tl.constexpr):
+    """The maximum of floats along an axis, NaN where there is one."""
+    return tl.where(tl.max((x != x).to(tl.int32), AXIS) != 0, float("nan"), tl.max(x, AXIS))
+
+
+@triton.jit
 def ordered(scores):
     """NaN counts as -inf."""
     return tl.where(scores != scores, float("-inf"), scores)

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from specc.backends.printing.naming import wanted_name
+from specc.backends.triton.kernels import region_math
 from specc.backends.triton.regions.pointwise import cast, number_text, working
 from specc.backends.triton.regions.values import Block, Unsupported, padded
 from specc.backends.triton.regions.writer import Writer
@@ -98,8 +99,11 @@ def truth(w: Writer, node: Node) -> Block:
 
 
 def largest(w: Writer, node: Node) -> Block:
-    """`amax` of integers."""
+    """`amax`; of floats it is NaN where one is, as torch has it."""
     block = w.block(node.args[0])  # type: ignore[arg-type]
+    if block.dtype.is_floating_point and block.dtype != torch.float64:
+        name, dims = w.helper(region_math.greatest), rest_dims(w, node, _dims(node))
+        return _reduced(w, node, block, dims, 'float("-inf")', lambda text, axis: f"{name}({text}, {axis})")
     _only_integers(block)
     low = number_text(torch.iinfo(block.dtype).min, block.dtype)
     return _reduced(w, node, block, rest_dims(w, node, _dims(node)), low, lambda text, axis: f"tl.max({text}, {axis})")

@@ -35,6 +35,7 @@ MOST_WARPS = {"batch": 8, "token": 16}
 LIMIT = 8192
 # Ops that compare all pairs of a few elements: more lanes, but of one bit.
 _SQUARE = frozenset({ops.score_rank, ops.pack_tree})
+_JOINING = (aten.cat.default, aten.constant_pad_nd.default)
 RESERVED = ("row", "batch", "token", "tl", "triton", "torch", "width", "NAME", "dense", "frequencies",
             "log1p", "sigmoid", "silu", "softplus", "floor_div", "floor_mod", "rounded", "bfloat16")  # fmt: skip
 
@@ -81,10 +82,13 @@ def is_gridless(node: Node) -> bool:
 
 
 def is_constant(node: Node) -> bool:
-    """Elementwise work on nothing but numbers that the spec fixes."""
+    """Elementwise work on nothing but numbers that the spec fixes, or on no elements at all."""
+    fake = node.meta.get("val")
+    if isinstance(fake, torch.Tensor) and 0 in fake.shape:
+        return node.op == "call_function"
     if node.target in CREATE:
         return all(is_constant(item) for item in flat_nodes(created_from(node)))
-    elementwise = node.target in POINTWISE or node.target in VIEWS or node.target is aten.cat.default
+    elementwise = node.target in POINTWISE or node.target in VIEWS or node.target in _JOINING
     if node.op != "call_function" or not elementwise:
         return False
     operands = list(flat_nodes((node.args, node.kwargs)))

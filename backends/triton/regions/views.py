@@ -70,7 +70,7 @@ def relabelled(w: Writer, node: Node) -> Value:
 
 def _matched(old: Shape, new: Shape, node: Node, w: Writer) -> dict[int, int]:
     """Old dim -> new dim."""
-    if node.target is aten.expand.default:
+    if node.target in (aten.expand.default, aten.expand_as.default):
         return {dim: dim + len(new) - len(old) for dim in range(len(old))}
     source = node.args[0]
     assert isinstance(source, Node)
@@ -332,6 +332,7 @@ VIEWS: Mapping[Any, Callable[[Writer, Node], Any]] = {
     aten.squeeze.dim: relabelled,
     aten.unsqueeze.default: relabelled,
     aten.expand.default: relabelled,
+    aten.expand_as.default: relabelled,
     aten.narrow.default: narrow,
     aten.slice.Tensor: narrow,
     aten.select.int: select,

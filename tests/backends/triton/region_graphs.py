@@ -181,7 +181,7 @@ def batch_graphs(draw: Draw) -> GraphModule:
 
 TOKENS, HIDDEN, HEADS, HEAD = 4, 12, 3, 4
 EXACT = ("math", "weight", "number", "where", "view", "cat", "round")
-ROUNDED = ("silu", "sigmoid", "softplus", "norm", "rope", "sum")
+ROUNDED = ("silu", "sigmoid", "softplus", "norm", "rope", "sum", "largest")
 
 
 def floating(value: torch.Tensor) -> bool:
@@ -220,6 +220,8 @@ def grow_token(g: Grower, kinds: Sequence[str], dtype: torch.dtype) -> None:
         g.call(aten.rms_norm.default, x, [shape[-1]], used, 1e-5)
     elif kind == "rope" and shape == (BATCH, TOKENS, HEADS, HEAD) and same:
         g.call(ops.rope, x, cos, sin)
+    elif kind == "largest" and len(shape) == 3:
+        g.call(aten.amax.default, x, [-1], True)
     elif kind == "sum" and len(shape) == 3:
         g.call(aten.sum.dim_IntList, x, [-1], True)
 
