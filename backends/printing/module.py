@@ -21,6 +21,7 @@ from specc.backends.printing.regions import Generated
 from specc.backends.printing.runtime import edge, loader, rows
 from specc.backends.printing.specialise import function_names, specialise
 from specc.backends.printing.steps import WHOLE_STEPS, print_step, signature
+from specc.backends.printing.tidy import tidy
 from specc.ir.dims import type_text
 from specc.ir.op import info
 from specc.program import STEPS, DecodeProgram, input_ports, output_ports
@@ -238,7 +239,8 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
     ]
     body = "\n\n\n".join(parts)
     if dialect.specialised:
-        body = specialise(body, function_names("\n".join(kernels)))
+        names = function_names("\n".join(kernels))
+        body = tidy(specialise(body, names), names)
     text = "\n".join([*_header(dialect, program, module), *_imports(sources, body), "", body, ""])
     return with_hash(format_source(text))
 
