@@ -154,7 +154,11 @@ def launch_prepare(
     gate: Gate | None,
     config: TreeConfig,
 ) -> None:
-    """The tree schedule's first phase: the N x N part into `work`."""
+    """The tree schedule's first phase: the N x N part into `work`.
+
+    Launched plainly, never beside the kernel in front of it: the second phase reads its own operands before it waits
+    for this one, and they have to be complete by the time that this one starts.
+    """
     q, k, v, g, beta = rows
     batch, nodes, heads, keys = k.shape
     value_heads, tile = v.shape[2], power_of_two(nodes, 16)
