@@ -332,7 +332,6 @@ VIEWS: Mapping[Any, Callable[[Writer, Node], Any]] = {
     aten.squeeze.dim: relabelled,
     aten.unsqueeze.default: relabelled,
     aten.expand.default: relabelled,
-    aten.expand_as.default: relabelled,
     aten.narrow.default: narrow,
     aten.slice.Tensor: narrow,
     aten.select.int: select,
