@@ -203,7 +203,7 @@ TILES: Mapping[str, tuple[LinearConfig, ...]] = {
     "head": (
         config(64, 256, 1, 1, 4, 4),
         config(64, 128, 1, 1, 4, 5),
-        config(128, 64, 1, 1, 8, 6),
+        config(64, 128, 1, 1, 8, 5),
     ),
     "small": (
         config(16, 256, 4, 1, 4, 4),

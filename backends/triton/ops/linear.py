@@ -59,7 +59,7 @@ class LinearConfig:
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
 STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, late=True)
 PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, late=True)
-HEAD = LinearConfig(bf=128, bk=64, kw=1, split=1, warps=8, stages=6)
+HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5)
 NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048)
 LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (576, 576, False): LinearConfig(bf=16, bk=2048, kw=4, split=1, warps=4, stages=0),
@@ -80,7 +80,8 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
 """By (H, F, gated): never by the number of rows, on which a row's bits may not depend.
 
 Chosen on an H200 by the time of all linear layers of a model in one graph, for 1 and 16 rows together
-(`specc bench tune --family linear`).
+(`specc bench tune --family linear`). A step of 16 rows must give each thread 8 columns at least: with less, sums of
+squares are split between threads in another way for 16 than for 32 rows (seen with 64 columns and 8 warps).
 """
 
 
