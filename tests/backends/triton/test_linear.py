@@ -187,4 +187,5 @@ def test_configurations_cover_their_tiles_and_fit() -> None:
             assert config.once(key[0])
         else:
             assert (config.bf * 2 + 32) * config.bk * 2 <= SHARED, "one step"
-            assert 16 * config.bk >= 8 * 32 * config.warps, "else a row's bits depend on the number of rows"
+            together = 4 if config is FLOAT32 else 8  # 16 bytes
+            assert 16 * config.bk >= together * 32 * config.warps, "else a row's bits depend on the number of rows"
