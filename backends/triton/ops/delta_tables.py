@@ -48,7 +48,7 @@ class CommitConfig:
 
 
 WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
-    (128, 128): ((64, WalkConfig(bv=4, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
+    (128, 128): ((64, WalkConfig(bv=8, e=32, warps=1, deep=True)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
     (256, 256): ((32, WalkConfig(bv=8, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for."""
