@@ -5,10 +5,10 @@
 
 First the numerical bound is measured and written down: the largest difference of a logit between plain decoding of a
 row alone and of the same row among 16. Then ragged prompts are decoded in batches, plainly and speculatively, without
-stop tokens. Where the texts differ, the two best logits of plain decoding there say whether rounding can explain it: a
-gap above the bound is a failure. The comparison goes on from plain's token, so that every step is tested. Also: 8
-ragged prompts at once against each alone; growth of device memory; what a step waits for the device besides its
-read-back. Exit status 1: a difference above the bound, memory that grew, or a second synchronisation in a step.
+stop tokens: first speculatively, then plainly along the speculative text, so that every position is tested. Where plain
+decoding picks another token, its logits there say whether rounding can explain it: a gap above the bound is a failure.
+Also: 8 ragged prompts at once against each alone; growth of allocated device memory; what a step waits for the device
+besides its read-back. Exit status 1: a difference above the bound, memory that grew, or a second wait in a step.
 Results: NAME.json (default: soak-SPEC).
 
 `--module FILE` takes a module that was compiled for the triton target before, instead of compiling the spec.
@@ -29,7 +29,7 @@ import torch
 from specc.bench.arguments import whole
 from specc.bench.gpu_timing import Report, Row, report, require_gpu
 from specc.bench.results import RESULTS
-from specc.bench.soak_check import Tally, Work, compare, speculative_texts
+from specc.bench.soak_check import Tally, compare, speculative_texts
 from specc.bench.soak_plain import WHOLE, Bound, PlainRunner, measure_bound
 from specc.driver import compile_spec
 from specc.runtime.model_folder import check_target, find_model
@@ -56,7 +56,9 @@ def endless(prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
 
 
 def memory() -> Row:
-    """Bytes on the device."""
+    """Bytes on the device: what tensors hold, and what the allocator keeps (more for prompts of other widths)."""
+    if not torch.cuda.is_available():
+        return {"allocated": 0, "reserved": 0}
     torch.cuda.synchronize()
     return {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
 
@@ -65,17 +67,15 @@ def ragged_row(decoder: Any, runner: PlainRunner, prompts: Sequence[Sequence[int
     """8 prompts of different lengths at once against each alone, both against plain decoding."""
     length = min(RAGGED_TOKENS, runner.count)
     chosen = sorted(prompts[: 4 * RAGGED], key=len)[:: max(1, min(len(prompts), 4 * RAGGED) // RAGGED)][:RAGGED]
-    texts = [text.part(0, length) for text in runner.run(chosen, length)]
-    works = [Work(number, tuple(prompt), text) for number, (prompt, text) in enumerate(zip(chosen, texts, strict=True))]
-    together, alone = Tally(), Tally()
-    batch = speculative_texts(decoder, works, together)
-    compare(works, batch, together, bound.largest)
-    single = [speculative_texts(decoder, [work], alone)[0] for work in works]
-    compare(works, single, alone, bound.largest)
+    numbers, together, alone = range(len(chosen)), Tally(), Tally()
+    batch = speculative_texts(decoder, chosen, numbers, length, together)
+    single = [speculative_texts(decoder, [chosen[row]], [row], length, alone)[0] for row in numbers]
+    for texts, tally in ((batch, together), (single, alone)):
+        compare(numbers, texts, runner.run(chosen, texts, length), tally, bound.largest)
     return {
         "part": "ragged batch",
-        "prompts": len(works),
-        "prompt_tokens": [len(work.prompt) for work in works],
+        "prompts": len(chosen),
+        "prompt_tokens": [len(prompt) for prompt in chosen],
         "tokens_each": length,
         "equal_texts": sum(one == two for one, two in zip(batch, single, strict=True)),
         "batch_against_plain": together.as_json(),
@@ -86,29 +86,25 @@ def ragged_row(decoder: Any, runner: PlainRunner, prompts: Sequence[Sequence[int
 def soak(decoder: Any, runner: PlainRunner, prompts: Sequence[Sequence[int]], tokens: int, bound: float,
          seconds: float) -> Row:  # fmt: skip
     """Decode and compare until `tokens` positions have been compared, or the time is up."""
-    tally, fresh, numbers = Tally(), endless(prompts), count_up()
-    waiting: list[Work] = []
+    tally, fresh = Tally(), endless(prompts)
     began, batches, settled = time.monotonic(), 0, memory()
     while tally.tokens < tokens and time.monotonic() - began < seconds:
-        if len(waiting) < runner.batch:
-            now = [next(fresh) for _ in range(runner.batch)]
-            waiting += [Work(next(numbers), prompt, text) for prompt, text in zip(now, runner.run(now), strict=True)]
-        # Whole texts first: batches of tails are formed of tails of like lengths.
-        waiting.sort(key=lambda work: -work.plain.length)
-        batch, waiting = waiting[: runner.batch], waiting[runner.batch :]
-        waiting += compare(batch, speculative_texts(decoder, batch, tally), tally, bound)
+        now = [next(fresh) for _ in range(runner.batch)]
+        numbers = range(batches * runner.batch, (batches + 1) * runner.batch)
+        texts = speculative_texts(decoder, now, numbers, runner.count, tally)
+        compare(numbers, texts, runner.run(now, texts), tally, bound)
         batches += 1
         if batches == SETTLED:
             settled = memory()
     ended = memory()
+    growth = ended["allocated"] - settled["allocated"]
     return {
         "part": "soak",
         "batches": batches,
-        "texts": next(numbers),
         "seconds": round(time.monotonic() - began, 1),
         "complete": tally.tokens >= tokens,
         "memory": {"settled": settled, "ended": ended},
-        "memory_growth": max(ended[name] - settled[name] for name in settled) if batches > SETTLED else None,
+        "memory_growth": growth if batches > SETTLED else None,
         **tally.as_json(),
     }
 

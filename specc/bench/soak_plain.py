@@ -1,4 +1,4 @@
-"""Plain decoding for the soak run: texts with the best logits of every position, without reading back in between.
+"""Plain decoding for the soak run: along given texts, with the best logits of every position, read back at the end.
 
 The module's `run_decode` over a state of fixed addresses, as one CUDA graph on a GPU and called as it is elsewhere. It
 also measures the numerical bound: how far the logits of plain decoding move when a row is decoded alone instead of
@@ -16,41 +16,33 @@ from torch import Tensor
 
 from specc.bench.step_stand import DEFAULT_CHUNK, captured, take_over
 
-BEST = 4
-"""Logits kept of each position."""
 WHOLE = 16
 """Rows of the batch that the bound compares with rows alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """What plain decoding made of one prompt: T tokens, and the `BEST` largest logits [T,4] each was picked from."""
+    """Plain decoding of one prompt, alone or along a given text.
+
+    tokens: what it picked at each of T positions; values [T,2]: the two largest logits there; own [T]: the logit of the
+    given text's token (of nothing where no text was given).
+    """
 
     tokens: list[int]
     values: Tensor
-    ids: Tensor
-
-    @property
-    def length(self) -> int:
-        """T."""
-        return len(self.tokens)
-
-    def part(self, start: int, end: int | None = None) -> PlainText:
-        """The tokens from `start` to `end`."""
-        return PlainText(self.tokens[start:end], self.values[start:end], self.ids[start:end])
+    own: Tensor
 
     def margin(self, at: int) -> float:
         """The two best logits' distance."""
         return float(self.values[at, 0] - self.values[at, 1])
 
-    def gap(self, at: int, token: int) -> float:
-        """How far `token` lies below the best; one beyond the kept ones lies at least as far as the last of them."""
-        place = self.ids[at].tolist()
-        return float(self.values[at, 0] - self.values[at, place.index(token) if token in place else BEST - 1])
+    def gap(self, at: int) -> float:
+        """How far the given text's token lies below the best."""
+        return float(self.values[at, 0] - self.own[at])
 
 
 class PlainRunner:
-    """Plain decoding of up to `batch` prompts at once, `count` tokens each; used again and again."""
+    """Plain decoding of up to `batch` prompts at once, up to `count` tokens each; used again and again."""
 
     def __init__(self, module: Any, weights: Any, batch: int, count: int, device: torch.device | str) -> None:
         self.module, self.weights, self.batch, self.count = module, weights, batch, count
@@ -58,8 +50,10 @@ class PlainRunner:
         self.state: Any = module.init_state(batch, self.device)
         self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.tokens = torch.zeros(count, batch, dtype=torch.int64, device=self.device)
-        self.values = torch.zeros(count, batch, BEST, device=self.device)
-        self.ids = torch.zeros(count, batch, BEST, dtype=torch.int64, device=self.device)
+        # The text to go along, -1 where plain decoding goes its own way.
+        self.given = torch.full_like(self.tokens, -1)
+        self.values = torch.zeros(count, batch, 2, device=self.device)
+        self.own = torch.zeros(count, batch, device=self.device)
         self._call: Callable[[], None] | None = None
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -87,32 +81,44 @@ class PlainRunner:
         return logits
 
     def _step(self) -> None:
-        best = self.decode_one().float().topk(BEST)
-        self.values.index_copy_(0, self.step, best.values.unsqueeze(0))
-        self.ids.index_copy_(0, self.step, best.indices.unsqueeze(0))
+        before = self.given.index_select(0, self.step - 1).squeeze(0)
+        self.state.root_token.copy_(torch.where(before >= 0, before, self.state.root_token))
+        logits = self.decode_one().float()
+        given = self.given.index_select(0, self.step).clamp(min=0)
+        self.own.index_copy_(0, self.step, logits.gather(1, given.T).T)
+        self.values.index_copy_(0, self.step, logits.topk(2).values.unsqueeze(0))
         self.tokens.index_copy_(0, self.step, self.state.root_token.unsqueeze(0))
         self.step.add_(1)
 
-    def run(self, prompts: Sequence[Sequence[int]], count: int | None = None) -> list[PlainText]:
-        """Texts of `count` tokens (default: those of the constructor); fewer prompts than rows are filled up."""
+    def run(
+        self, prompts: Sequence[Sequence[int]], along: Sequence[Sequence[int]] = (), count: int | None = None
+    ) -> list[PlainText]:
+        """Plain decoding of each prompt, `count` tokens (default: those of the constructor).
+
+        With `along`, texts of at most that many tokens, every token is picked after the text's own tokens before it.
+        """
         count = self.count if count is None else count
         rows = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
         if self._call is None:
             self._call = self._captured(rows)
-        best = self.prefill(rows).topk(BEST)
-        self.values[0], self.ids[0] = best.values, best.indices
-        self.tokens[0] = self.state.root_token
+        self.given.fill_(-1)
+        for row, text in enumerate(along):
+            self.given[: len(text), row] = torch.tensor(list(text), device=self.device)
+        logits = self.prefill(rows)
+        self.values[0], self.tokens[0] = logits.topk(2).values, self.state.root_token
+        self.own[0] = logits.gather(1, self.given[:1].clamp(min=0).T).squeeze(1)
         self.step.fill_(1)
         for _ in range(count - 1):
             self._call()
-        tokens, values, ids = self.tokens[:count].T.tolist(), self.values[:count].cpu(), self.ids[:count].cpu()
-        return [PlainText(tokens[row], values[:, row], ids[:, row]) for row in range(len(prompts))]
+        tokens, values, own = self.tokens[:count].T.tolist(), self.values[:count].cpu(), self.own[:count].cpu()
+        return [PlainText(tokens[row], values[:, row], own[:, row]) for row in range(len(prompts))]
 
     def _captured(self, rows: Sequence[Sequence[int]]) -> Callable[[], None]:
         """The step as a graph; the warm-up takes steps of its own."""
         if self.device.type != "cuda":
             return self._step
         self.prefill(rows)
+        self.step.fill_(1)
         return captured(self._step).replay
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from specc.bench.soak import endless, failures, ragged_row
-from specc.bench.soak_check import Tally, Work, check_all, compare, speculative_texts
+from specc.bench.soak import endless, failures, ragged_row, soak
+from specc.bench.soak_check import Tally, compare, speculative_texts
 from specc.bench.soak_plain import WHOLE, Bound, PlainRunner, PlainText, measure_bound
 from specc.bench.step_cases import prompt_of, weights_on
 from specc.driver import compile_spec
@@ -28,76 +28,84 @@ def setting(request: pytest.FixtureRequest) -> tuple[Any, Any, list[list[int]]]:
     return module, weights_on(module, loaded, "cpu"), prompts
 
 
-def plain_of(setting: tuple[Any, Any, list[list[int]]]) -> list[PlainText]:
+def speculative_of(setting: Any, weights: Any = None) -> tuple[list[list[int]], Tally]:
+    module, own, prompts = setting
+    tally = Tally()
+    decoder = module.Decoder(own if weights is None else weights)
+    return speculative_texts(decoder, prompts, range(len(prompts)), COUNT, tally), tally
+
+
+def along(setting: Any, texts: list[list[int]]) -> list[PlainText]:
     module, weights, prompts = setting
     with torch.no_grad():
-        return PlainRunner(module, weights, len(prompts) + 1, COUNT, "cpu").run(prompts)
+        return PlainRunner(module, weights, len(prompts) + 1, COUNT, "cpu").run(prompts, texts)
 
 
 def test_plain_texts_are_the_decoders_with_the_logits_they_were_picked_from(setting: Any) -> None:
     module, weights, prompts = setting
-    texts = plain_of(setting)
-    assert [text.tokens for text in texts] == module.Decoder(weights).generate(prompts, COUNT, speculative=False).tokens
-    for text in texts:
-        assert text.ids[:, 0].tolist() == text.tokens
-        assert (text.values[:, :-1] >= text.values[:, 1:]).all()
-        assert text.gap(3, text.tokens[3]) == 0
-        second = int(text.ids[3, 1])
-        assert text.gap(3, second) == pytest.approx(text.margin(3))
-        assert text.gap(3, -1) >= text.margin(3)
+    expected = module.Decoder(weights).generate(prompts, COUNT, speculative=False).tokens
+    assert [text.tokens for text in along(setting, [])] == expected
+    for text in along(setting, expected):
+        assert [text.gap(at) for at in range(COUNT)] == [0.0] * COUNT
+        assert min(text.margin(at) for at in range(COUNT)) > 0
 
 
 def test_speculative_texts_are_equal_and_counted(setting: Any) -> None:
-    module, weights, prompts = setting
-    works = [Work(i, tuple(p), t) for i, (p, t) in enumerate(zip(prompts, plain_of(setting), strict=True))]
-    tally = Tally()
-    check_all(module.Decoder(weights), works, 2, tally, 0.0)
-    assert (tally.count, tally.tokens) == (0, len(prompts) * COUNT)
-    assert tally.emitted == len(prompts) * (COUNT - 1)
+    texts, tally = speculative_of(setting)
+    compare(range(len(texts)), texts, along(setting, texts), tally, 0.0)
+    assert (tally.count, tally.tokens) == (0, len(texts) * COUNT)
+    assert tally.emitted >= len(texts) * (COUNT - 1)
     assert tally.steps > 0
 
 
-def test_every_planted_difference_is_found_once_and_the_rest_is_tested(setting: Any) -> None:
+def test_every_planted_difference_is_found_and_what_follows_is_tested(setting: Any) -> None:
     module, weights, prompts = setting
-    text = plain_of(setting)[0]
-    # Plain decoding that took its second best token twice; what follows is plain decoding from there.
-    tokens, values, ids = list(text.tokens), text.values.clone(), text.ids.clone()
+    # Plain decoding that takes its second best token twice, and goes on from there.
     with torch.no_grad():
         runner = PlainRunner(module, weights, 1, COUNT, "cpu")
-        for at in (4, 9):
-            other = int(ids[at, 1])
-            rest = runner.run([[*prompts[0], *tokens[:at], other]], COUNT - at - 1)[0] if at + 1 < COUNT else None
-            assert rest is not None
-            tokens = [*tokens[:at], other, *rest.tokens]
-            values, ids = torch.cat((values[: at + 1], rest.values)), torch.cat((ids[: at + 1], rest.ids))
-    work = Work(7, tuple(prompts[0]), PlainText(tokens, values, ids))
+        tokens, gaps = runner.run(prompts[:1])[0].tokens, {}
+        for at in (0, 4, 9):
+            state_logits = runner.prefill([[*prompts[0], *tokens[:at]]])[0]
+            second = int(state_logits.topk(2).indices[1])
+            gaps[at] = float(state_logits.max() - state_logits[second])
+            rest = runner.run([[*prompts[0], *tokens[:at], second]], count=COUNT - at - 1)[0].tokens
+            tokens = [*tokens[:at], second, *rest]
     tally = Tally()
-    check_all(module.Decoder(weights), [work], 4, tally, 0.0)
-    assert [(item.number, item.position) for item in tally.partings] == [(7, 4), (7, 9)]
+    compare([7], [tokens], along((module, weights, prompts[:1]), [tokens]), tally, max(gaps.values()) * 0.99)
+    assert [(item.number, item.position) for item in tally.partings] == [(7, 0), (7, 4), (7, 9)]
     assert tally.tokens == COUNT
-    assert all(item.plain == tokens[item.position] for item in tally.partings)
+    for item in tally.partings:
+        assert item.speculative == tokens[item.position]
+        assert item.gap == pytest.approx(gaps[item.position], abs=1e-3)
+        assert item.gap == pytest.approx(item.margin)
+    assert tally.above == 1
 
 
 def test_a_difference_above_the_bound_fails(setting: Any) -> None:
-    module, weights, prompts = setting
-    works = [Work(0, tuple(prompts[0]), plain_of(setting)[0])]
-    wrong = weights._replace(norm=torch.randn_like(weights.norm) * 5)
-    tally = Tally()
-    compare(works, speculative_texts(module.Decoder(wrong), works, tally), tally, 0.01)
-    assert tally.above == 1
+    norm = torch.randn_like(setting[1].norm) * 5
+    texts, tally = speculative_of(setting, setting[1]._replace(norm=norm))
+    compare(range(len(texts)), texts, along(setting, texts), tally, 0.01)
+    assert tally.above > 1
     row = {"memory_growth": 0, **tally.as_json()}
-    assert failures(row) == ["1 differences above the bound"]
+    assert failures(row) == [f"{tally.above} differences above the bound"]
     fine = {"differences_above_bound": 0, "memory_growth": 8, "most_synchronisations_of_a_step": 2}
     assert len(failures(fine)) == 2
     assert not failures(fine | {"memory_growth": None, "most_synchronisations_of_a_step": 1})
 
 
 def test_a_text_that_ends_early_is_a_difference_without_a_bound() -> None:
-    text = PlainText([1, 2, 3], torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.int64))
-    tally = Tally()
-    (left,) = compare([Work(0, (5,), text)], [[1]], tally, 1e9)
-    assert (tally.above, tally.tokens) == (1, 2)
-    assert (left.prompt, left.plain.tokens, left.done) == ((5, 1, 2), [3], 2)
+    text, tally = PlainText([1, 2, 3], torch.zeros(3, 2), torch.zeros(3)), Tally()
+    compare([0], [[1]], [text], tally, 1e9)
+    assert (tally.above, tally.tokens, tally.partings[0].position) == (1, 1, 1)
+
+
+def test_the_soak_goes_on_until_enough_was_compared(setting: Any) -> None:
+    module, weights, prompts = setting
+    with torch.no_grad():
+        runner = PlainRunner(module, weights, 4, COUNT, "cpu")
+        row = soak(module.Decoder(weights), runner, prompts, 5 * COUNT, 0.0, 100.0)
+        assert (row["complete"], row["batches"], row["tokens"], row["differences"]) == (True, 2, 8 * COUNT, 0)
+        assert not soak(module.Decoder(weights), runner, prompts, 5 * COUNT, 0.0, 0.0)["complete"]
 
 
 def test_the_bound_follows_rows_alone_along_the_same_tokens(setting: Any) -> None:
