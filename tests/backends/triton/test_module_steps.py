@@ -59,4 +59,4 @@ def test_steps_equal_the_reference(cell: Cell) -> None:
     both.speculate(seed=1)
     both.whole_step()
     assert both.ties * 10 <= both.compared
-    assert both.accepted >= 1 or cell.draft == "plain"
+    assert both.accepted >= 1 or cell.draft == "plain" or cell.accept != "greedy"
