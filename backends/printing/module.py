@@ -195,7 +195,9 @@ def _imports(sources: HelperSources, body: str) -> list[str]:
         "Tensor": "from torch import Tensor",
     }
     wanted = sources.imports | fixed
-    used = {text for name, text in wanted.items() if re.search(rf"(?<![\w.]){re.escape(name)}\b", body)}
+    # A module's name is followed by a dot wherever it is used; a parameter may have the same name.
+    ends = {name: r"\." if text.startswith("import ") else r"\b" for name, text in wanted.items()}
+    used = {text for name, text in wanted.items() if re.search(rf"(?<![\w.]){re.escape(name)}{ends[name]}", body)}
     installed = {text for text in used if text.split()[1].split(".")[0] in ("torch", "triton")}
     groups = [used - installed, installed]
     lines = ["from __future__ import annotations"]

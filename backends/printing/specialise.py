@@ -255,6 +255,8 @@ def _fold(places: Places, node: ast.AST) -> list[Edit]:
             joined = " and " if neutral else " or "
             text = joined.join(_text(places, value) for value in rest)
             return [Edit(*places.span(node), text if len(rest) == 1 else f"({text})")]
+    if isinstance(node, ast.Compare) and (truth := decided(node)) is not None:
+        return [Edit(*places.span(node), str(truth))]
     return []
 
 

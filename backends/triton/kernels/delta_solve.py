@@ -66,7 +66,7 @@ def substitute(scratch, work, T: tl.constexpr, W: tl.constexpr):
                 x = tl.fma(-a[j - first], rows[j], x)
                 if T == 16:
                     outer = tl.fma(p[j - first], rows[j], outer)
-        rows = rows + (x,)  # noqa: RUF005 (the compiler knows no other way)
+        rows = rows + (x,)  # the compiler knows no other way
         tl.store(out + 2 * i * T, x, mask=column < T)
         if T == 16:
             outer = tl.fma(tl.load(scratch + (2 * i + 1) * T + i), x, outer)
