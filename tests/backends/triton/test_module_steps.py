@@ -19,14 +19,12 @@ QUICK = (
 )
 SLOW = (
     Cell("llama", "plain", "length"),
-    Cell("qwen3", "dynamic tree", "path, deferred"),
     Cell("shared heads", "chain", "snapshots", schedule="serial"),
     Cell("pangu", "lookup tree", "slow path"),
     Cell("pangu", "dynamic tree", "path", "target_only"),
     Cell("qwen3", "model chain", "length", "true_q"),
     Cell("llama", "chain", "path", "typical"),
     Cell("llama", "eagle", "path, deferred", "target_only"),
-    Cell("delta", "plain", "factors"),
     Cell("delta", "chain", "windowed", schedule="hybrid"),
     Cell("delta", "lookup tree", "replay", schedule="replay"),
     Cell("delta", "lookup tree", "snapshots", schedule="serial"),
