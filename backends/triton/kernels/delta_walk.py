@@ -114,19 +114,17 @@ def has_far_child(parents, nodes, row, follower):
 
 @triton.jit(do_not_specialize=["N", "STEPS", "P", "ROWS", "window"])
 def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, table, after, o, u,
-               pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES, P, ROWS, H, HV,
-               stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_gb, stride_gt,
-               stride_bb, stride_bt,
+               pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES, P, ROWS, H, HV, stride_qb,
+               stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_gb, stride_gt, stride_bb, stride_bt,
                K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, NT: tl.constexpr,
                ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr, STATES: tl.constexpr,
                AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
     `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
-    context, node i is i + 1). NT >= N and STEPS with an order or a tree.
-    `table` [B,N+1,HV,V,K] holds tiles of nodes with a far child (row 0: the context's, with PENDING), or with STATES
-    [B,N,HV,V,K] every node's. A due sequence's pending factors are written to `state`. DEEP: rows are loaded two steps
-    ahead, not one.
+    context, node i is i + 1). NT >= N and STEPS with an order or a tree. `table` [B,N+1,HV,V,K] holds tiles of nodes
+    with a far child (row 0: the context's, with PENDING), or with STATES [B,N,HV,V,K] every node's. A due sequence's
+    pending factors are written to `state`. DEEP: rows are loaded two steps ahead, not one.
     """
     hv, b = tl.program_id(1), tl.program_id(2) // LANES
     head = hv // (HV // H)
@@ -152,6 +150,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, ta
     if TREE:
         nodes = tl.arange(0, NT)
         parents = tl.load(parent + b * N + nodes, mask=nodes < N, other=-1)
+        last = -1
     if PENDING:
         tile = settle(
             tile, home, pending_k, pending_u, pending_g, path, count, window, b, hv, head, column, value, P, ROWS,
@@ -159,7 +158,6 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, ta
         )  # fmt: skip
         if TREE and has_far_child(parents, nodes, 0, node):
             store_tile(shelf, tile, value, K, V, BV, C, E)
-    last = -1
     if DEEP:
         next_node = node_at(order, 1, steps, ORDER)
         next_k, next_q, next_row, next_g, next_beta = fetch(
@@ -192,7 +190,9 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, ta
                 store_tile(shelf + node.to(tl.int64) * HV * V * K, tile, value, K, V, BV, C, E)
         elif TREE and has_far_child(parents, nodes, node + 1, follower):
             store_tile(shelf + (node + 1).to(tl.int64) * HV * V * K, tile, value, K, V, BV, C, E)
-        last, node = node, follower
+        if TREE:
+            last = node
+        node = follower
         if DEEP:
             xk, xq, row, g_raw, beta_raw = next_k, next_q, next_row, next_g, next_beta
             next_node, next_k, next_q, next_row, next_g, next_beta = far_node, far_k, far_q, far_row, far_g, far_beta
