@@ -186,7 +186,7 @@ def test_counterexample_is_small_and_replays(loaded: LoadedSpec, bench: Workbenc
 def monkey_bench(bench: Workbench) -> Iterator[None]:
     """Replays use this bench, so that nothing is compiled again."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(Workbench, "of", classmethod(lambda cls, *args: bench))
+    patch.setattr(Workbench, "of", classmethod(lambda cls, *_args, **_options: bench))
     try:
         yield
     finally:
