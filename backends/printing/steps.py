@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 
 from specc.backends.printing.dialect import Dialect
@@ -163,8 +162,3 @@ def print_step(
     head += f"{annotation}:"
     body = [f'{INDENT}"""{TITLES[step]}"""', *printer.lines, INDENT + final]
     return "\n".join([*provenance_comment(module, lines), head, *body])
-
-
-def dtype_source(dtype: torch.dtype) -> str:
-    """`torch.float32`."""
-    return repr(dtype)

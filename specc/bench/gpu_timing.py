@@ -209,13 +209,6 @@ def compiled_in_parallel(jobs: Sequence[Call]) -> None:
             future.exception()
 
 
-def copy_rate(size: int = 2 << 30) -> float:
-    """Bytes per second of a device-to-device copy of `size` bytes, counting both reading and writing."""
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * size / timed([lambda: target.copy_(source)] * 2, replays=7).us * 1e6
-
-
 def gpu() -> Row:
     """The GPU and the packages that matter."""
     properties = torch.cuda.get_device_properties(0)

@@ -95,6 +95,40 @@ def padded(input_ids: Tensor | Sequence[Sequence[int]]) -> tuple[Tensor, list[in
     return ids, lengths
 
 
+def row_keys(
+    rows: int, max_new_tokens: int, seed: int, requests: Sequence[int] | None
+) -> list[int]:
+    """The keys of the rows' random streams. Raises ValueError for a request that makes no sense."""
+    check_batch(rows)
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}, it must be at least 1")
+    names = list(range(rows)) if requests is None else list(requests)
+    if len(names) != rows:
+        raise ValueError(f"{len(names)} requests for {rows} prompts")
+    return [stream_key(seed, request) for request in names]
+
+
+def collect(
+    first: list[int],
+    finished: Callable[[], bool],
+    advance: Callable[[], list[list[int]]],
+    on_tokens: Callable[[int, list[int]], None] | None,
+) -> list[list[int]]:
+    """Every row's tokens: its first one, then what each `advance` adds until all are finished."""
+    tokens: list[list[int]] = [[] for _ in first]
+
+    def take(emitted: list[list[int]]) -> None:
+        for row, new in enumerate(emitted):
+            tokens[row].extend(new)
+            if new and on_tokens is not None:
+                on_tokens(row, list(new))
+
+    take([[token] for token in first])
+    while not finished():
+        take(advance())
+    return tokens
+
+
 class Decoder:
     """Generates text with one set of weights. Re-usable; `close` releases the memory."""
 
@@ -152,15 +186,7 @@ class Decoder:
         """
         weights = self.weights
         ids, lengths = padded(input_ids)
-        check_batch(len(lengths))
-        if max_new_tokens < 1:
-            raise ValueError(
-                f"max_new_tokens is {max_new_tokens}, it must be at least 1"
-            )
-        names = list(range(len(lengths))) if requests is None else list(requests)
-        if len(names) != len(lengths):
-            raise ValueError(f"{len(names)} requests for {len(lengths)} prompts")
-        keys = [stream_key(seed, request) for request in names]
+        keys = row_keys(len(lengths), max_new_tokens, seed, requests)
         # Released first, so that two states never exist at once.
         self._state = None
         state = init_state(len(lengths), self.device)
@@ -237,29 +263,19 @@ class Decoder:
         `speculative=False` the same model decodes one token at a time.
         """
         began = time.perf_counter()
-        tokens = [
-            [token]
-            for token in self.start(
-                input_ids, max_new_tokens, seed=seed, requests=requests
-            )
-        ]
+        first = self.start(input_ids, max_new_tokens, seed=seed, requests=requests)
         prefilled = time.perf_counter()
-        if on_tokens is not None:
-            for row, new in enumerate(tokens):
-                on_tokens(row, list(new))
         steps: list[Step] = []
-        live = not bool(self.state.finished.all())
-        while live:
-            if speculative:
-                steps.append(self.step())
-                emitted = steps[-1].emitted
-            else:
-                emitted = self.plain_step()
-            for row, new in enumerate(emitted):
-                tokens[row].extend(new)
-                if new and on_tokens is not None:
-                    on_tokens(row, list(new))
-            live = not bool(self.state.finished.all())
+
+        def advance() -> list[list[int]]:
+            if not speculative:
+                return self.plain_step()
+            steps.append(self.step())
+            return steps[-1].emitted
+
+        tokens = collect(
+            first, lambda: bool(self.state.finished.all()), advance, on_tokens
+        )
         self._state = flush(self.state)
         ended = time.perf_counter()
         return Generation(tokens, steps, prefilled - began, ended - prefilled)

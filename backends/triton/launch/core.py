@@ -1,39 +1,10 @@
-"""One launch of a kernel: what it is called with, apart from calling it, so that it can be compiled without a GPU."""
+"""What host functions of all families need to know: where kernels run, sizes of blocks, pointers for bool tensors."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from specc.backends.triton.kernels.dot import INTERPRETED
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """`arguments` by name, constants too. `dependent`: may start beside the kernel in front of it (it waits itself)."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: Mapping[str, Any]
-    warps: int = 4
-    stages: int = 2
-    dependent: bool = False
-
-    def run(self) -> None:
-        """Start it on the current stream."""
-        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
-        if self.dependent and not interpreted():
-            options["launch_pdl"] = True
-        self.kernel[self.grid](**self.arguments, **options)
-
-
-def run_all(launches: Sequence[Launch]) -> None:
-    """Start them one after the other."""
-    for launch in launches:
-        launch.run()
 
 
 def interpreted() -> bool:

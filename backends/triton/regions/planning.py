@@ -44,9 +44,7 @@ def _made(level: Level) -> Plan:
 def _call(region: Region, emitted: Emitted) -> RegionCall:
     # The Python functions behind the device functions.
     functions = [getattr(function, "fn", function) for function in emitted.helpers]
-    functions += [
-        function for function in (host.dense, host.frequencies, host.beside) if f"{function.__name__}(" in emitted.host
-    ]
+    functions += [function for function in HOST if f"{function.__name__}(" in emitted.host]
     source = "\n".join([*_origin(region), emitted.kernel, "", "", emitted.host])
     made = Generated(_base(region), source, tuple(functions), IMPORTS)
     items = tuple(user for node in region.nodes for user in node.users if isinstance(node.meta.get("val"), tuple))

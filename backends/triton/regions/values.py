@@ -131,11 +131,3 @@ def numel(shape: Shape) -> int:
     for size in shape:
         count *= size
     return count
-
-
-def block_numel(shape: Shape) -> int:
-    """Number of lanes of a block of this shape."""
-    count = 1
-    for size in shape:
-        count *= padded(size)
-    return count

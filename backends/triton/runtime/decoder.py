@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 from specc.backends.printing.runtime.abi import SEED, State, Weights, run_prefill
-from specc.backends.printing.runtime.decoder import PREFILL_CHUNK, Generation, Step, padded, stream_key
-from specc.backends.printing.runtime.edge import check_batch
+from specc.backends.printing.runtime.decoder import (
+    PREFILL_CHUNK,
+    Generation,
+    Step,
+    collect,
+    padded,
+    row_keys,
+)
 from specc.backends.printing.runtime.loader import load_weights
 from specc.backends.triton.runtime.captured import (
     Captured,
@@ -106,18 +112,12 @@ class Decoder:
         weights = self.weights
         ids, lengths = padded(input_ids)
         batch = len(lengths)
-        check_batch(batch)
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}, it must be at least 1")
-        names = list(range(batch)) if requests is None else list(requests)
-        if len(names) != batch:
-            raise ValueError(f"{len(names)} requests for {batch} prompts")
+        keys = row_keys(batch, max_new_tokens, seed, requests)
         self._current = None
         with torch.no_grad():
             current = self._steps_of(batch)
             state, empty = current.state, current.state.length.shape[0] - batch
-            keys = [stream_key(seed, request) for request in names] + [0] * empty
-            state.rng.copy_(torch.tensor(keys))
+            state.rng.copy_(torch.tensor(keys + [0] * empty))
             total = torch.tensor(lengths + [0] * empty, device=self.device)
             ids = torch.nn.functional.pad(ids, (0, 0, 0, empty)).to(self.device)
             for first in range(0, ids.shape[1], PREFILL_CHUNK):
@@ -128,6 +128,7 @@ class Decoder:
             if max_new_tokens == 1:
                 state.finished.fill_(True)
         self._current, self._batch, self._pending = current, batch, False
+        self._finished = self.state.finished.cpu()
         return [int(token) for token in self.state.root_token.tolist()]
 
     def _read(self, name: str) -> Tensor:
@@ -192,24 +193,17 @@ class Decoder:
         """
         began = time.perf_counter()
         first = self.start(input_ids, max_new_tokens, seed=seed, requests=requests)
-        tokens = [[token] for token in first]
         prefilled = time.perf_counter()
-        if on_tokens is not None:
-            for row, new in enumerate(tokens):
-                on_tokens(row, list(new))
         steps: list[Step] = []
-        live = not bool(self.state.finished.all())
-        while live:
-            if speculative:
-                steps.append(self.step())
-                emitted = steps[-1].emitted
-            else:
-                emitted = self.plain_step()
-            for row, new in enumerate(emitted):
-                tokens[row].extend(new)
-                if new and on_tokens is not None:
-                    on_tokens(row, list(new))
-            live = not bool(self._finished.all())
+
+        def advance() -> list[list[int]]:
+            if not speculative:
+                return self.plain_step()
+            steps.append(self.step())
+            return steps[-1].emitted
+
+        # A step's record says who is finished: the device is not asked again.
+        tokens = collect(first, lambda: bool(self._finished.all()), advance, on_tokens)
         self.flush()
         ended = time.perf_counter()
         return Generation(tokens, steps, prefilled - began, ended - prefilled)

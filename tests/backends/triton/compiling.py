@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +16,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from specc.backends.triton.launch.core import Launch
-
 TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -27,6 +26,18 @@ TYPES = {
     torch.uint8: "*u8",
 }
 TARGET = GPUTarget("cuda", 90, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a kernel was called with: `arguments` by name, constants too. `dependent`: launched with launch_pdl."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    warps: int = 4
+    stages: int = 2
+    dependent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

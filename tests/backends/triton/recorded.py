@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 from triton.runtime.jit import JITFunction
 
-from specc.backends.triton.launch.core import Launch
-from tests.backends.triton.compiling import Resources, resources
+from tests.backends.triton.compiling import Launch, Resources, resources
 
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 
