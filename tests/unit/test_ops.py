@@ -41,6 +41,8 @@ PATH = torch.tensor([[0, 2, 3], [1, 0, 0]])
 STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
+HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
+FUSED = tuple(random(B, rows, heads, 16).to(torch.bfloat16) for rows, heads in ((M, HQ), (C, HKV), (C, HKV)))
 
 SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "short_conv_": [(WINDOW.clone(), INPUTS, TAPS), (WINDOW.clone(), INPUTS, TAPS, BIAS, VALID)],
@@ -87,6 +89,21 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "conv_commit_layers_": [([WINDOW[None].clone()], [INPUTS[None]], PATH, ints(3, 0))],
     "delta_rule_commit_layers_": [
         (STATE[None].clone(), *(x[None] for x in FACTORS), PATH, ints(3, 0), form) for form in ("steps", "rank_n")
+    ],
+    "npu_rms_norm": [(INPUTS, random(D), 1e-6)],
+    "npu_rotary_mul": [(Q, random(B, M, 1, D), random(B, M, 1, D, seed=1))],
+    "npu_swiglu": [(INPUTS,)],
+    "npu_scatter_update": [(KC, ints(1, 2), KN, 1)],
+    "joined_rows": [(KC, rows, PATH, ints(3, 0)) for rows in (KN, None)],
+    "attention_mask": [
+        (LENGTH - 1, None, POSITIONS, C, 2),
+        (LENGTH - 1, MASK, POSITIONS, C, 0),
+        (LENGTH, MASK, POSITIONS, C, 0, True),
+    ],
+    "masked_attention": [(Q, KC, VC, HIDDEN[..., :C], 0.3), (Q, KC, VC, HIDDEN, 0.3, KN, VN)],
+    "npu_fused_infer_attention_score": [
+        (*FUSED, HIDDEN[..., :C].contiguous(), LENGTH, HQ, HKV, 0.3, "BSND", 1, 2),
+        (*FUSED, None, None, HQ, HKV, 0.3, "BSND", 0, 0),
     ],
     "batch_index": [(KC,)],
     "iota": [(KC, 5), (KC, -2)],

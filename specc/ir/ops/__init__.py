@@ -25,6 +25,9 @@ from specc.ir.ops.layers import (
 )
 from specc.ir.ops.linear import fused_linear
 from specc.ir.ops.moe import moe
+from specc.ir.ops.npu import npu_rms_norm, npu_rotary_mul, npu_swiglu
+from specc.ir.ops.npu_attention import attention_mask, masked_attention, npu_fused_infer_attention_score
+from specc.ir.ops.npu_cache import joined_rows, npu_scatter_update
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
 from specc.ir.ops.vocab import reject_tree, topk_log_probs, vocabulary_argmax
 
@@ -33,6 +36,7 @@ __all__ = [
     "append_path_layers_",
     "append_rows",
     "append_rows_",
+    "attention_mask",
     "batch_index",
     "causal_attention",
     "causal_attention_cached",
@@ -58,7 +62,14 @@ __all__ = [
     "fused_linear",
     "int_table",
     "iota",
+    "joined_rows",
+    "masked_attention",
     "moe",
+    "npu_fused_infer_attention_score",
+    "npu_rms_norm",
+    "npu_rotary_mul",
+    "npu_scatter_update",
+    "npu_swiglu",
     "pack_tree",
     "reject_tree",
     "root_table",
