@@ -81,6 +81,16 @@ def state_class(program: DecodeProgram) -> str:
     return text
 
 
+def views_class(program: DecodeProgram, layered: frozenset[str]) -> str:
+    """`class Views`: the slots as step functions take and return them."""
+    fields = []
+    for name, slot in stored_slots(program).items():
+        many = name in layered
+        text = type_text(slot.shape[1:] if many else slot.shape, slot.dtype)
+        fields.append((name, "Sequence[Tensor]" if many else "Tensor", f"{text}, {'per layer' if many else 'one'}"))
+    return named_tuple("Views", "A state by layer: views of the tensors of a State, or what becomes of them.", fields)
+
+
 def result_class(name: str, doc: str, results: Sequence[tuple[str, str]], chain: bool) -> str:
     """A NamedTuple of a step's results, given as (name, type text)."""
     fields = [(field, "Tensor", f"{text}: {RESULT_DOCS.get(field, field)}") for field, text in results]

@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from specc.backends.printing.regions import Plan
+from specc.program import DecodeProgram
 
 Function = Callable[..., Any]
 
@@ -38,6 +39,11 @@ def no_constants(_spec: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
     return {}
 
 
+def no_declarations(_program: DecodeProgram) -> str:
+    """For a backend whose host code needs no declarations of its own."""
+    return ""
+
+
 Call = tuple[Function, tuple[Any, ...]]
 """A function and the operands that it is called with."""
 
@@ -59,7 +65,10 @@ class Dialect:
     the caller says otherwise. `whole_steps`: graphs of whole steps (WHOLE_STEPS in steps.py) made of the single
     ones; their slots change in place. `specialised`: bind constants in the copied functions (see specialise.py).
     `by_columns`: the loader stores matrices [out, in] with contiguous columns. `constants`: (file, name) of constants
-    of copied files -> their value for a spec, as source.
+    of copied files -> their value for a spec, as source. `by_layer`: step functions take and return a state whose
+    layered slots are one tensor per layer (see by_layer.py), and the public functions write what has changed into the
+    state's own memory. `abi`: files that declare what the printed part of a module provides. `declared`: source of
+    further declarations. `host`: further host functions of modules that have all steps.
     """
 
     name: str
@@ -75,3 +84,7 @@ class Dialect:
     specialised: bool = False
     by_columns: bool = True
     constants: Callable[[Mapping[str, Any]], Mapping[tuple[str, str], str]] = no_constants
+    by_layer: bool = False
+    abi: frozenset[str] = frozenset({"specc.backends.printing.runtime.abi"})
+    declared: Callable[[DecodeProgram], str] = no_declarations
+    host: tuple[Function, ...] = ()

@@ -124,7 +124,7 @@ class LoopPrinter:
             return self.outer.whole(self.trip).text
         first = operands[0]
         assert first is not None
-        if self._is_tuple(0):
+        if self._is_tuple(0) or self.sliced[0] in self.outer.lists:
             return f"len({first.text})"
         return f"{first.at(e.ATOM)}.shape[{1 if self.axis == 'token' else 0}]"
 
@@ -182,9 +182,13 @@ class LoopPrinter:
 
     def _bind_results(self, names: Mapping[int, str], parts: Mapping[int, str]) -> None:
         results: list[Expr | None] = [None] * len(self.values)
+        users = getitem_users(self.node) or {}
         for position, name in names.items():
             results[position] = Expr(name)
         for position, name in parts.items():
+            if any(item in self.outer.lists for item in users.get(position, ())):
+                results[position] = Expr(name)
+                continue
             joined = f"torch.cat({name}, dim=1)" if self.axis == "token" else f"torch.stack({name})"
             results[position] = Expr(joined, e.ATOM, 1)
         self.outer.results[self.node] = results

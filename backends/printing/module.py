@@ -12,13 +12,14 @@ import torch
 
 from specc.backends.base import ABI, ModuleInfo
 from specc.backends.printing import declarations, wrappers
+from specc.backends.printing.by_layer import layered_slots
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.helpers import HelperSources
 from specc.backends.printing.layout import format_source
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.regions import Generated
-from specc.backends.printing.runtime import edge, loader, rows
+from specc.backends.printing.runtime import edge, loader, rows, stored
 from specc.backends.printing.specialise import function_names, specialise
 from specc.backends.printing.steps import WHOLE_STEPS, print_step, signature
 from specc.backends.printing.tidy import tidy
@@ -67,7 +68,8 @@ class WeightLayout(NamedTuple):
 PROVIDED = (
     "ABI FINGERPRINT SPEC MAX_SEQUENCE_LENGTH MAX_BATCH_SIZE VOCAB_SIZE SEED MATRICES_BY_COLUMNS "
     "SLOTS WEIGHTS SlotLayout WeightLayout "
-    "Weights State Draft Verified Accepted Decoded init_state Any NamedTuple Tensor torch F weights state annotations "
+    "Weights State Views Draft Verified Accepted Decoded init_state "
+    "Any NamedTuple Tensor torch F weights state annotations "
     + " ".join(f"{step} run_{step}" for step in STEPS)
     + "".join(f" {record} run_{step}" for step, record in WHOLE_STEPS.items())
 ).split()
@@ -94,9 +96,9 @@ def _records(program: DecodeProgram) -> list[str]:
     return made
 
 
-def _public(program: DecodeProgram) -> list[str]:
+def _public(program: DecodeProgram, in_place: bool) -> list[str]:
     """The public functions of the steps that the program has."""
-    makers: dict[str, Callable[[DecodeProgram], str]] = {
+    makers: dict[str, Callable[[DecodeProgram, bool], str]] = {
         "decode": wrappers.decode,
         "draft": wrappers.draft,
         "verify": wrappers.verify,
@@ -107,9 +109,9 @@ def _public(program: DecodeProgram) -> list[str]:
     made = []
     for step in STEPS:
         if step == "prefill" and step in program.graphs:
-            made.append(wrappers.prefill(program, len(_results(program, "prefill"))))
+            made.append(wrappers.prefill(program, len(_results(program, "prefill")), in_place))
         elif step in makers and _complete(program, step):
-            made.append(makers[step](program))
+            made.append(makers[step](program, in_place))
     return made
 
 
@@ -134,6 +136,7 @@ def _steps(dialect: Dialect, program: DecodeProgram, sources: HelperSources, mod
     draft = [name for name, _ in _results(program, "draft")] if "draft" in program.graphs else []
     verified = [name for name, _ in _results(program, "verify")] if "verify" in program.graphs else []
     made = []
+    layered = layered_slots(program) if dialect.by_layer else frozenset[str]()
     for step in (*STEPS, *WHOLE_STEPS):
         if _complete(program, step):
             graph = program.graphs[step]
@@ -141,7 +144,7 @@ def _steps(dialect: Dialect, program: DecodeProgram, sources: HelperSources, mod
             call = signature(step, names, draft, verified)
             # Local names must not hide a helper that a later line needs: all kernels' names are kept free.
             reserved = {*PROVIDED, *sources.names, *dialect.reserved, *_op_names(program)}
-            made.append(print_step(dialect, step, graph, call, helper, reserved, module.lines))
+            made.append(print_step(dialect, step, graph, call, helper, reserved, module.lines, layered))
     return made
 
 
@@ -163,11 +166,16 @@ def _runtime(dialect: Dialect, program: DecodeProgram, sources: HelperSources) -
     for name in names:
         sources.add(getattr(edge, name))
     sources.add(loader.load_weights)
+    functions: list[Callable[..., Any]] = [stored.views, stored.store] if dialect.by_layer else []
     if "flush" in program.graphs:
-        for name in ("snapshot", "restore", "reset"):
-            sources.add(getattr(rows, name))
+        functions.append(rows.snapshot)
+        functions += [stored.restore, stored.reset] if dialect.by_layer else [rows.restore, rows.reset]
+    for function in functions:
+        sources.add(function)
     if dialect.decoder is not None and all(step in program.graphs for step in STEPS):
         sources.add(dialect.decoder)
+        for function in dialect.host:
+            sources.add(function)
 
 
 def _header(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> list[str]:
@@ -218,7 +226,7 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
         program = program.with_graphs(**dialect.whole_steps(program.graphs))
     reserved = set(PROVIDED)
     constants = dialect.constants(module.spec)
-    sources = HelperSources(reserved, frozenset({"specc.backends.printing.runtime.abi"}), constants)
+    sources = HelperSources(reserved, dialect.abi, constants)
     steps = _steps(dialect, program, sources, module)
     kernels = list(sources.texts)
     _runtime(dialect, program, sources)
@@ -229,14 +237,16 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
         declarations.tables(program),
         declarations.weights_class(program.weights),
         declarations.state_class(program),
+        *([declarations.views_class(program, layered_slots(program))] if dialect.by_layer else []),
         *_records(program),
+        *([declared] if (declared := dialect.declared(program)) else []),
         "# Operations.",
         *kernels,
         "# Steps, printed from the program.",
         *steps,
         "# Host side: checks at the edge, weights, rows, the generate loop.",
         declarations.init_state(program, dialect.device),
-        *_public(program),
+        *_public(program, dialect.by_layer),
         *host,
     ]
     body = "\n\n\n".join(parts)

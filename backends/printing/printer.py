@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from specc.backends.printing import expression as e
 from specc.backends.printing.aten import constant, write_aten, write_operator
+from specc.backends.printing.by_layer import is_layer_of
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.expression import Expr
 from specc.backends.printing.liveness import Liveness, analyse, getitem_users, is_impure, output_node
@@ -50,6 +51,8 @@ class GraphPrinter:
         # Nodes whose variable is the loop's carried variable itself: node -> its name.
         self.coalesced: dict[Node, str] = {}
         self.live = Liveness(frozenset())
+        # Nodes that are printed as one tensor per layer (see by_layer.py).
+        self.lists: frozenset[Node] = frozenset()
 
     # Statements -----------------------------------------------------------------------------------------------
 
@@ -59,7 +62,9 @@ class GraphPrinter:
 
     def nested(self) -> GraphPrinter:
         """A printer for a loop's body: one level deeper, into the same lines."""
-        return GraphPrinter(self.dialect, self.helper, self.names, self.lines, self.depth + 1)
+        inner = GraphPrinter(self.dialect, self.helper, self.names, self.lines, self.depth + 1)
+        inner.lists = self.lists
+        return inner
 
     def assign(self, node: Node, value: Expr) -> Expr:
         """`name = value`; a carried variable is assigned in place of a new name."""
@@ -196,6 +201,9 @@ class GraphPrinter:
     def expression(self, node: Node) -> Expr:
         """The call of `node` as source."""
         target = node.target
+        whole = node.args[0] if node.args else None
+        if isinstance(whole, Node) and whole in self.lists and is_layer_of(node, whole):
+            return e.subscript(self.whole(whole), [self.whole(node.args[2])])
         declared = info(target)
         chosen = None if declared is None else self.dialect.variant(declared.name, named_arguments(node))
         if chosen is not None:

@@ -257,6 +257,26 @@ def _fold(places: Places, node: ast.AST) -> list[Edit]:
             return [Edit(*places.span(node), text if len(rest) == 1 else f"({text})")]
     if isinstance(node, ast.Compare) and (truth := decided(node)) is not None:
         return [Edit(*places.span(node), str(truth))]
+    if isinstance(node, ast.expr):
+        return _fold_value(places, node)
+    return []
+
+
+def _fold_value(places: Places, node: ast.expr) -> list[Edit]:
+    """`0 < 9 < size`, `0.0 or 1.0` and `float(2)`, for what they are worth."""
+    if isinstance(node, ast.Compare) and len(node.ops) > 1:
+        first = decided(ast.Compare(node.left, node.ops[:1], node.comparators[:1]))
+        if first is not None:
+            rest = places.source[places.span(node.comparators[0])[0] : places.span(node)[1]]
+            return [Edit(*places.span(node), rest if first else "False")]
+    if isinstance(node, ast.BoolOp) and all(is_literal(value) for value in node.values):
+        stops = isinstance(node.op, ast.Or)
+        chosen = next((value for value in node.values if decided(value) is stops), node.values[-1])
+        return [Edit(*places.span(node), _text(places, chosen))]
+    if isinstance(node, ast.Call) and called_name(node) == "float" and len(node.args) == 1 and is_literal(node.args[0]):
+        number = ast.literal_eval(node.args[0])
+        if isinstance(number, (int, float)) and isinstance(node.func, ast.Name):
+            return [Edit(*places.span(node), repr(float(number)))]
     return []
 
 

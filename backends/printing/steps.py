@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from specc.backends.printing.by_layer import LayerLists, slots_shared
 from specc.backends.printing.dialect import Dialect
-from specc.backends.printing.expression import Expr
+from specc.backends.printing.expression import ATOM, Expr
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.names import Names
@@ -107,6 +109,31 @@ def _wrapped(start: str, items: list[str]) -> list[str]:
     return lines
 
 
+def state_type(dialect: Dialect) -> str:
+    """The record of slots that step functions take and return."""
+    return "Views" if dialect.by_layer else "State"
+
+
+def _own_memory(
+    module: GraphModule, ports: Sequence[Port], values: Sequence[Expr], layered: frozenset[str], lists: frozenset[Node]
+) -> list[Expr]:
+    """The outputs for slots that are then written in place: layered ones by layer, none in another slot's memory."""
+    nodes: Any = output_node(module).args[0]
+    shared = slots_shared(module)
+    found = []
+    for port, value, node in zip(ports, values, nodes, strict=True):
+        own = {port.name} if port.kind == "slot" else set[str]()
+        copied = bool(shared.get(node, frozenset()) - own)
+        text = value.at(ATOM)
+        if node in lists:
+            text = f"[rows.clone() for rows in {text}]" if copied else text
+        else:
+            text += ".clone()" if copied else ""
+            text += ".unbind(0)" if port.kind == "slot" and port.name in layered else ""
+        found.append(Expr(text) if text != value.at(ATOM) else value)
+    return found
+
+
 def bindings(module: GraphModule, step: str, sources: Mapping[str, str]) -> dict[Node, Expr]:
     """What each placeholder is in the generated function."""
     bound: dict[Node, Expr] = {}
@@ -127,6 +154,16 @@ def bindings(module: GraphModule, step: str, sources: Mapping[str, str]) -> dict
     return bound
 
 
+def _stack_whole(printer: GraphPrinter, bound: dict[Node, Expr], layered: frozenset[str]) -> None:
+    """Layered slots that something reads as a whole get a variable of their own."""
+    for node, value in list(bound.items()):
+        port: Port = node.meta["port"]
+        if port.kind == "slot" and port.name in layered and node not in printer.lists and node.users:
+            name = printer.names.fresh(node.name)
+            printer.emit(f"{name} = torch.stack(list({value.text}))")
+            bound[node] = Expr(name)
+
+
 def print_step(
     dialect: Dialect,
     step: str,
@@ -135,12 +172,20 @@ def print_step(
     helper: HelperName,
     reserved: Iterable[str],
     lines: Mapping[str, int],
+    layered: frozenset[str] = frozenset(),
 ) -> str:
-    """The function `run_<step>`."""
+    """The function `run_<step>`; `layered` are the slots that it takes and returns by layer."""
     parameters = [part.split(":")[0].strip() for part in call.parameters.split(",")]
     printer = GraphPrinter(dialect, helper, Names({*reserved, *parameters}))
-    values = printer.print(module, bindings(module, step, call.sources))
     ports: tuple[Port, ...] = output_node(module).meta["ports"]
+    bound = bindings(module, step, call.sources)
+    if dialect.by_layer:
+        call = replace(call, parameters=call.parameters.replace("state: State", f"state: {state_type(dialect)}"))
+        printer.lists = frozenset(LayerLists(module, layered).nodes)
+        _stack_whole(printer, bound, layered)
+    values = printer.print(module, bound)
+    if dialect.by_layer:
+        values = _own_memory(module, ports, values, layered, printer.lists)
     slots = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "slot"]
     results = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "result"]
     head = f"def run_{step}({call.parameters}) -> "
@@ -151,8 +196,9 @@ def print_step(
     state = "state"
     if slots:
         state = f"state._replace({', '.join(f'{name}={value.text}' for name, value in slots)})"
-    returns = {"": "State", "tuple": "tuple[State, " + ", ".join("Tensor" for _ in results) + "]"}
-    annotation = returns.get(call.result, f"tuple[State, {call.result}]")
+    kind = state_type(dialect)
+    returns = {"": kind, "tuple": f"tuple[{kind}, " + ", ".join("Tensor" for _ in results) + "]"}
+    annotation = returns.get(call.result, f"tuple[{kind}, {call.result}]")
     if call.result == "":
         final = f"return {state}"
     elif call.result == "tuple":

@@ -52,11 +52,26 @@ def _flush_first(program: DecodeProgram, step: str) -> list[str]:
     return ["state = flush(state)"] if step in program.attributes.get("flush_first", ()) else []
 
 
+def _ending(call: str, in_place: bool, results: Sequence[str] = ()) -> list[str]:
+    """Run the step and return what it gives; with `in_place` its slots become the state's own."""
+    if not in_place:
+        return [f"return {call}"]
+    call = call.replace("state", "before", 1)
+    shown = ", ".join(results)
+    run = f"made, {shown} = {call}" if results else f"made = {call}"
+    return [
+        "before = views(state)",
+        run,
+        "store(before, made)",
+        f"return state, {shown}" if results else "return state",
+    ]
+
+
 def _function(head: str, step: str, lines: Sequence[str]) -> str:
     return "\n".join([head, f'{INDENT}"""{DOCS[step]}"""', *(INDENT + line for line in lines)])
 
 
-def prefill(program: DecodeProgram, results: int) -> str:
+def prefill(program: DecodeProgram, results: int, in_place: bool) -> str:
     """The public `prefill`."""
     returns = "tuple[State, " + ", ".join(["Tensor"] * results) + "]"
     head = f"def prefill(weights: Weights, state: State, input_ids: Tensor, lengths: Tensor) -> {returns}:"
@@ -66,27 +81,27 @@ def prefill(program: DecodeProgram, results: int) -> str:
         'check_range("length after prefill", full, 0, MAX_SEQUENCE_LENGTH)',
     ]
     lines = ["batch = check_state(state)", *_checks(program, "prefill", ("input_ids", "lengths")), *room]
-    lines += [*_flush_first(program, "prefill"), "return run_prefill(weights, state, input_ids, lengths)"]
+    names = ["logits", *(f"result_{number}" for number in range(2, results + 1))]
+    ending = _ending("run_prefill(weights, state, input_ids, lengths)", in_place, names)
+    lines += [*_flush_first(program, "prefill"), *ending]
     return _function(head, "prefill", lines)
 
 
-def decode(program: DecodeProgram) -> str:
+def decode(program: DecodeProgram, in_place: bool) -> str:
     """The public `decode`."""
     head = "def decode(weights: Weights, state: State) -> tuple[State, Decoded]:"
-    return _function(
-        head, "decode", ["check_state(state)", *_flush_first(program, "decode"), "return run_decode(weights, state)"]
-    )
+    ending = _ending("run_decode(weights, state)", in_place, ["decoded"])
+    return _function(head, "decode", ["check_state(state)", *_flush_first(program, "decode"), *ending])
 
 
-def draft(program: DecodeProgram) -> str:
+def draft(program: DecodeProgram, in_place: bool) -> str:
     """The public `draft`."""
     head = "def draft(weights: Weights, state: State) -> tuple[State, Draft]:"
-    return _function(
-        head, "draft", ["check_state(state)", *_flush_first(program, "draft"), "return run_draft(weights, state)"]
-    )
+    ending = _ending("run_draft(weights, state)", in_place, ["drafted"])
+    return _function(head, "draft", ["check_state(state)", *_flush_first(program, "draft"), *ending])
 
 
-def verify(program: DecodeProgram) -> str:
+def verify(program: DecodeProgram, in_place: bool) -> str:
     """The public `verify`; parent and valid are needed for trees only."""
     head = (
         "def verify(weights: Weights, state: State, tokens: Tensor, parent: Tensor | None = None, "
@@ -99,17 +114,19 @@ def verify(program: DecodeProgram) -> str:
         lines += [*_checks(program, "verify", ("tokens", "parent", "valid")), "check_tree(parent, valid)"]
     else:
         lines += _checks(program, "verify", ("tokens",))
-    lines += [*_flush_first(program, "verify"), "return run_verify(weights, state, tokens, parent, valid)"]
+    ending = _ending("run_verify(weights, state, tokens, parent, valid)", in_place, ["verified"])
+    lines += [*_flush_first(program, "verify"), *ending]
     return _function(head, "verify", lines)
 
 
-def accept(program: DecodeProgram) -> str:
+def accept(program: DecodeProgram, in_place: bool) -> str:
     """The public `accept`."""
     head = "def accept(state: State, verified: Verified, draft: Draft) -> tuple[State, Accepted]:"
-    return _function(head, "accept", ["check_state(state)", "return run_accept(state, verified, draft)"])
+    ending = _ending("run_accept(state, verified, draft)", in_place, ["accepted"])
+    return _function(head, "accept", ["check_state(state)", *ending])
 
 
-def commit(program: DecodeProgram) -> str:
+def commit(program: DecodeProgram, in_place: bool) -> str:
     """The public `commit`; the accepted path must be one that accept can return."""
     head = "def commit(state: State, verified: Verified, accepted: Accepted) -> State:"
     lines = ["batch = check_state(state)"]
@@ -117,10 +134,10 @@ def commit(program: DecodeProgram) -> str:
         name = line.split('"')[1] if '"' in line else line.split("'")[1]
         source = "verified" if name in ("features", "logits") else "accepted"
         lines.append(line.replace(f", {name}, ", f", {source}.{name}, ", 1))
-    return _function(head, "commit", [*lines, "return run_commit(state, verified, accepted)"])
+    return _function(head, "commit", [*lines, *_ending("run_commit(state, verified, accepted)", in_place)])
 
 
-def flush(program: DecodeProgram) -> str:
+def flush(program: DecodeProgram, in_place: bool) -> str:
     """The public `flush`; quick where nothing is pending."""
     lines = []
     pending = program.attributes.get("pending_count", ())
@@ -128,4 +145,4 @@ def flush(program: DecodeProgram) -> str:
     if counts:
         nothing = " and ".join(f"not bool((state.{count} > 0).any())" for count in counts)
         lines = [f"if {nothing}:", f"{INDENT}return state"]
-    return _function("def flush(state: State) -> State:", "flush", [*lines, "return run_flush(state)"])
+    return _function("def flush(state: State) -> State:", "flush", [*lines, *_ending("run_flush(state)", in_place)])

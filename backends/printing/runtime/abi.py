@@ -5,6 +5,7 @@ Nothing of this file is copied. In a generated module these names are printed fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,18 @@ class State(NamedTuple):
     finished: Tensor
     remaining: Tensor
     rng: Tensor
+
+
+class Views(NamedTuple):
+    """Printed from the program's slots, where step functions take them by layer."""
+
+    length: Tensor
+    root_token: Tensor
+    finished: Tensor
+    remaining: Tensor
+    rng: Tensor
+    # Stands for the layered slots.
+    k_cache: Sequence[Tensor]
 
 
 class Draft(NamedTuple):
