@@ -1,7 +1,8 @@
 """Every diagnostic code with its title, explanation and a minimal example that raises it.
 
 Ranges: SPC0xx YAML and loading, SPC1xx meaning of the spec, SPC2xx refused at compile time, SPC3xx index
-analysis, IR and verifier, SPC4xx checkpoint, fetch and run, SPC5xx check, SPC9xx internal. A new code is one
+analysis, IR and verifier, SPC4xx checkpoint, fetch and run, SPC5xx check and the contracts
+of Ascend operators, SPC9xx internal. A new code is one
 entry in the file of its range.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from specc.codes.ascend import ASCEND_CODES
 from specc.codes.check import CHECK_CODES
 from specc.codes.checkpoint import CHECKPOINT_CODES
 from specc.codes.compile import COMPILE_CODES
@@ -41,5 +43,6 @@ CODES: Mapping[str, Code] = _registry(
     CHECKPOINT_CODES,
     TRAIN_CODES,
     CHECK_CODES,
+    ASCEND_CODES,
     INTERNAL_CODES,
 )

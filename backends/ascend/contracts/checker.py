@@ -1,0 +1,78 @@
+"""check_contracts: every contract of the Ascend operators, on a program or on any FX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch.fx import GraphModule
+
+from specc.backends.ascend.contracts.attention import check_attention
+from specc.backends.ascend.contracts.caches import check_in_place, check_scatter
+from specc.backends.ascend.contracts.calls import npu_calls
+from specc.backends.ascend.contracts.context import Context, Facts, Meaning, Stage
+from specc.backends.ascend.contracts.converters import check_converters
+from specc.backends.ascend.contracts.delta import check_delta, check_products
+from specc.backends.ascend.contracts.host import check_host
+from specc.backends.ascend.contracts.indices import check_indices
+from specc.backends.ascend.contracts.lengths import check_lengths
+from specc.backends.ascend.contracts.masks import check_masks
+from specc.diagnostics import Diagnostic, Span, in_source_order
+from specc.ir.clone import clone
+from specc.ir.ranges import Declared, analyse
+from specc.passes.rewrite_negative_indices.diagnose import untyped
+from specc.passes.rewrite_negative_indices.types import record_types
+from specc.program import DecodeProgram
+
+CALL_CHECKS = (check_attention, check_masks, check_lengths, check_scatter, check_delta)
+"""One per family of ops; each is called with every NPU call."""
+GRAPH_CHECKS = (check_in_place, check_products, check_indices, check_converters, check_host)
+"""Contracts between nodes, and of ops that are not the NPU's own."""
+PREFILL = "prefill"
+
+
+def check_contracts(
+    item: DecodeProgram | GraphModule,
+    spans: Mapping[str, Span] | None = None,
+    *,
+    ranges: Declared | None = None,
+    masks: Mapping[str, Meaning] | None = None,
+    unique: Collection[str] = (),
+    printed: Collection[str] = (),
+    stage: Stage = "decode",
+    example_inputs: Sequence[object] | None = None,
+) -> list[Diagnostic]:
+    """Everything that an NPU would refuse, read wrongly or leave undefined; empty where nothing is.
+
+    `item` is a program, or any graph: of `torch.export` (`exported.module()`), make_fx or symbolic_trace (that one has
+    no shapes and needs `example_inputs`); its NPU ops may be `specc.npu_*`, `torch.ops.npu.*` or `torch.ops.air.*`.
+    `spans` maps spec keys to places in the YAML. What a graph can't show is declared: `ranges` of integer inputs,
+    `masks` (name of a node -> whether its ones mean "hidden" or "visible"), and `unique`, the inputs without repeated
+    rows. `printed` names aten ops that the caller replaces when it prints. `stage` says whether a bare graph is a
+    decode round (at most 16 rows) or a prefill; a program's prefill graph is known by its name.
+    """
+    if isinstance(item, DecodeProgram):
+        facts = Facts(masks or {}, frozenset(unique), frozenset(printed), item.attributes)
+        declared = {**item.ranges, **(ranges or {})}
+        found: list[Diagnostic] = []
+        for name, graph in item.graphs.items():
+            which: Stage = "prefill" if name == PREFILL else "decode"
+            context = Context(name, graph, analyse(graph, declared), facts, which, spans or {}, is_program=True)
+            found += _checked(context)
+        return in_source_order(found)
+    typed = clone(item)
+    missing = record_types(typed, example_inputs)
+    if missing:
+        return [untyped(missing)]
+    facts = Facts(masks or {}, frozenset(unique), frozenset(printed))
+    context = Context("main", typed, analyse(typed, ranges), facts, stage, spans or {})
+    return in_source_order(_checked(context))
+
+
+def _checked(context: Context) -> list[Diagnostic]:
+    """All findings in one graph, in program order as far as one check goes."""
+    for call in npu_calls(context.module):
+        for check in CALL_CHECKS:
+            check(call, context)
+    for whole in GRAPH_CHECKS:
+        whole(context)
+    return list(context.found.values())

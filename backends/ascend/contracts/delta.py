@@ -1,0 +1,132 @@
+"""Contracts of the gated delta rule (SPC550 to SPC554): the fused op for chains, precision of the matmul form."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor
+from specc.backends.ascend.contracts.context import Context, sizes, static, words
+from specc.ir.edit import modules
+from specc.ir.ranges import interval as iv
+from specc.ir.ranges.bounds import of_size
+from specc.ir.ranges.calls import Call, call_of, dtype_of, shape_of
+
+NAMES = ("npu_recurrent_gated_delta_rule", "npu_recurrent_gated_delta_rule_functional")
+MAX_TOKENS = 8
+HALF = (torch.float16, torch.bfloat16)
+_PRODUCTS = words("mm bmm matmul baddbmm addmm einsum")
+_CASTS = words("to half bfloat16 type convert_element_type")
+_VIEWS = words("view reshape expand unsqueeze squeeze permute transpose t contiguous clone select slice")
+_TRIANGLE_KEEPS = words("neg mul div add sub where tril triu masked_fill")
+STATE_DIMS = 4
+
+
+def check_delta(call: NpuCall, ctx: Context) -> None:
+    """The fused op: bfloat16 state, a chain of at most 8 tokens, one state row per token, the functional form."""
+    if call.name not in NAMES:
+        return
+    node, state, query = call.node, fake_tensor(call.get("state")), fake_tensor(call.get("query", "q"))
+    if state is not None and state.dtype != torch.bfloat16:
+        help = "keep the state in bfloat16, or verify by matmuls (`verify: {recurrence: tree}`)"
+        ctx.refuse("SPC550", node, f"the state is {state.dtype}; the op has bfloat16 states only", help)
+    tokens = None if query is None else _tokens(call, query, ctx)
+    if tokens is not None and tokens > MAX_TOKENS:
+        help = f"draft at most {MAX_TOKENS - 1} tokens, or verify by matmuls (`verify: {{recurrence: tree}}`)"
+        ctx.refuse("SPC551", node, f"{tokens} tokens of one sequence; the op takes at most {MAX_TOKENS}", help)
+    if ctx.facts.attributes.get("chain") is False and tokens != 1:
+        message = (
+            "the drafts of this program branch, and the op goes along a chain: a node would start from its neighbour"
+        )
+        ctx.refuse("SPC552", node, message, "verify by matmuls (`verify: {recurrence: tree}`), or draft a chain")
+    _state_rows(call, state, query, ctx)
+    if call.in_place:
+        message = "the op writes the state in place, and a graph may only hold its functional form"
+        ctx.refuse("SPC553", node, message, "call npu_recurrent_gated_delta_rule_functional and copy_ its state back")
+
+
+def _tokens(call: NpuCall, query: torch.Tensor, ctx: Context) -> int | None:
+    """Rows per sequence: all rows over the number of sequences."""
+    if query.dim() == 4:
+        return static(query.shape[1])
+    rows, lengths = static(query.shape[0]), fake_tensor(call.get("actual_seq_lengths"))
+    batch = 1 if lengths is None else static(lengths.shape[0])
+    return None if rows is None or not batch else -(-rows // batch)
+
+
+def _state_rows(call: NpuCall, state: torch.Tensor | None, query: torch.Tensor | None, ctx: Context) -> None:
+    """`ssm_state_indices`: where the state after each token goes."""
+    index = call.get("ssm_state_indices")
+    fake = fake_tensor(index)
+    if fake is None or state is None or query is None:
+        return
+    if query.dim() == 3 and fake.numel() != query.shape[0]:
+        message = f"{sizes(fake)} state rows for {of_size(query.shape[0])} tokens; the op wants one row per token"
+        ctx.refuse("SPC552", call.node, message, "give each token its own row of the pool")
+    held, legal = ctx.ranges.of(index), iv.up_to(of_size(state.shape[0]))
+    if not held.within(legal):
+        message = f"a state row may be {held}, and the pool has {legal}; the op does not check"
+        ctx.refuse("SPC540", call.node, message, "declare the range of the rows, or clamp them")
+
+
+def check_products(ctx: Context) -> None:
+    """SPC554: products of the node-by-node triangle and of the state, in half precision."""
+    for module in modules(ctx.module):
+        for node in module.graph.nodes:
+            call = call_of(node)
+            if call is None or call.name not in _PRODUCTS:
+                continue
+            for operand in _factors(call):
+                what = _lossy(operand, ctx) if dtype_of(operand) in HALF else None
+                if what:
+                    ctx.refuse(
+                        "SPC554",
+                        node,
+                        f"a product of {what} with {dtype_of(operand)} operands: u is then off by 3e-3 (float16) or "
+                        "2e-2 (bfloat16) on repeated keys, against 5e-8",
+                        "cast the operands to float32 before the product, and the result back after it",
+                    )
+
+
+def _factors(call: Call) -> Iterator[Node]:
+    items = call.args[1] if call.name == "einsum" and len(call.args) == 2 else call.args
+    for item in items if isinstance(items, (list, tuple)) else call.args[1:]:
+        if isinstance(item, Node):
+            yield item
+
+
+def _lossy(operand: Node, ctx: Context) -> str | None:
+    """Why this operand must not be rounded: it is a strict triangle [.., N, N], or a cast of a float32 state."""
+    if _strict_triangle(operand, 12):
+        return "the N x N matrix of the delta rule"
+    node, rounded = operand, False
+    for _ in range(12):
+        node = ctx.outer(node)
+        call = call_of(node)
+        if call is None or call.name not in _CASTS | _VIEWS or not isinstance(call.first, Node):
+            break
+        before = dtype_of(call.first)
+        rounded = rounded or (before == torch.float32 and dtype_of(node) in HALF)
+        node = call.first
+    fake = fake_tensor(node)
+    is_state = node.op == "placeholder" and fake is not None and fake.dim() >= STATE_DIMS
+    return f"the recurrent state `{node.name}`" if rounded and is_state else None
+
+
+def _strict_triangle(node: Any, depth: int) -> bool:
+    """A matrix whose upper half and diagonal were zeroed, or made of one by casts, elementwise ops and products."""
+    if not isinstance(node, Node) or depth == 0:
+        return False
+    call, shape = call_of(node), shape_of(node)
+    if call is None or not shape or len(shape) < 2 or shape[-1] != shape[-2]:
+        return False
+    if call.name == "tril":
+        diagonal = call.arg(1, "diagonal", default=0)
+        return isinstance(diagonal, int) and diagonal < 0
+    if call.name in _CASTS | _VIEWS | _TRIANGLE_KEEPS | _PRODUCTS or node.target is operator.getitem:
+        return any(_strict_triangle(item, depth - 1) for item in node.all_input_nodes)
+    return False

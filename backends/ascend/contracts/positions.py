@@ -1,0 +1,129 @@
+"""Comparisons of key positions with a query's position, a length or the start of a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from specc.backends.ascend.contracts.context import Context, Meaning, static, words
+from specc.ir.ranges.bounds import ZERO, integer
+from specc.ir.ranges.calls import Call, call_of, shape_of
+from specc.ir.ranges.interval import Interval, negate
+
+_VIEWS = words(
+    "unsqueeze squeeze view reshape expand expand_as to contiguous clone long int slice narrow repeat "
+    "broadcast_to lift_fresh_copy detach alias"
+)
+_COUNTING = frozenset({"arange", "specc::iota"})
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def compared(call: Call, ctx: Context) -> tuple[Meaning, bool] | None:
+    """The meaning of a comparison's ones, and whether key 0 is seen by every row; None where it proves nothing.
+
+    key <= query, key < length show a key, key > query hides it; against a bound that lies below the query by 2 or more
+    (a window), key > query - w shows it. The same by differences: query - key >= 0, key - query < 0. A bound is thus
+    the end of what may be seen; where it is a start (padding on the left) the caller declares the node's meaning.
+    """
+    left, right, name = call.first, call.arg(1, "other"), call.name
+    if name not in _MIRRORED:
+        return None
+    if isinstance(right, (int, float)) and isinstance(left, Node):
+        found = _difference(left, name, right, ctx)
+        if found is not None:
+            return found, False
+    if _is_keys(left, ctx) and _is_per_row(right):
+        return _against(name, right, ctx)
+    if _is_keys(right, ctx) and _is_per_row(left):
+        return _against(_MIRRORED[name], left, ctx)
+    return None
+
+
+def _against(name: str, bound: Any, ctx: Context) -> tuple[Meaning, bool] | None:
+    """`key name bound`."""
+    upper = name in ("lt", "le")
+    taken = _taken_off(bound, ctx)
+    if taken is not None and taken.low >= integer(2):
+        return ("hidden" if upper else "visible"), False
+    if taken is not None and not upper:
+        return None  # key > x - 1 hides what is behind a length, or is a window of one key
+    low = ctx.ranges.of(bound).low
+    inclusive = name in ("le", "gt")
+    first = low >= (ZERO if inclusive else integer(1))
+    return ("visible" if upper else "hidden"), first
+
+
+def _difference(node: Node, name: str, number: float, ctx: Context) -> Meaning | None:
+    """`(a - b) name number` where one of a, b holds key positions and the other is per row."""
+    call = call_of(_through_views(node, ctx))
+    if call is None or call.name != "sub":
+        return None
+    one, other = call.first, call.arg(1, "other")
+    if _is_keys(one, ctx) and _is_per_row(other):  # key - query: turn it round
+        name, number = _MIRRORED[name], -number
+    elif not (_is_keys(other, ctx) and _is_per_row(one)):
+        return None
+    edge = number + 1 if name == "gt" else number if name == "ge" else None
+    if edge is not None:  # query - key >= edge: at most 0 is causal, more is outside of a window
+        return "visible" if edge <= 0 else "hidden"
+    edge = number if name == "lt" else number + 1  # query - key < edge
+    return "hidden" if edge <= 0 else "visible"
+
+
+def _is_keys(item: Any, ctx: Context) -> bool:
+    """A count along the last dim: an arange behind views, with something per row added or taken off."""
+    if not isinstance(item, Node):
+        return False
+    node = _through_views(item, ctx)
+    shape = shape_of(item)
+    if not shape or static(shape[-1]) == 1:
+        return False
+    call = call_of(node)
+    if call is None:
+        return False
+    if call.name in _COUNTING:
+        return all(static(size) == 1 for size in shape[:-1]) or _expanded(item, ctx)
+    if call.name in ("add", "sub"):
+        return _is_keys(call.first, ctx) and _is_per_row(call.arg(1, "other"))
+    return False
+
+
+def _expanded(item: Node, ctx: Context) -> bool:
+    """The count ran along the last dim before it was expanded: right-aligned broadcasting keeps it there."""
+    while True:
+        call = call_of(item)
+        if call is None or call.name not in _VIEWS or not isinstance(call.first, Node):
+            return call is not None and call.name in _COUNTING
+        before, after = shape_of(call.first), shape_of(item)
+        if not before or not after or before[-1] != after[-1]:
+            return False
+        item = call.first
+
+
+def _is_per_row(item: Any) -> bool:
+    """The same for all keys: a number, or a tensor whose last dim is 1."""
+    if isinstance(item, (int, float)):
+        return True
+    shape = shape_of(item) if isinstance(item, Node) else None
+    return shape is not None and (not shape or static(shape[-1]) == 1)
+
+
+def _taken_off(bound: Any, ctx: Context) -> Interval | None:
+    """How much is taken off a query's position: w of `query - w`, None for other bounds."""
+    call = call_of(_through_views(bound, ctx)) if isinstance(bound, Node) else None
+    if call is None or call.name not in ("add", "sub"):
+        return None
+    amount = ctx.ranges.of(call.arg(1, "other"))
+    taken = amount if call.name == "sub" else negate(amount)
+    return taken if taken.low >= integer(1) else None
+
+
+def _through_views(node: Node, ctx: Context) -> Node:
+    """The node behind views, casts and loop placeholders."""
+    while True:
+        node = ctx.outer(node)
+        call = call_of(node)
+        if call is None or call.name not in _VIEWS or not isinstance(call.first, Node):
+            return node
+        node = call.first
