@@ -2,8 +2,7 @@
 
 Ranges: SPC0xx YAML and loading, SPC1xx meaning of the spec, SPC2xx refused at compile time, SPC3xx index
 analysis, IR and verifier, SPC4xx checkpoint, fetch and run, SPC5xx check and the contracts
-of Ascend operators, SPC9xx internal. A new code is one
-entry in the file of its range.
+of Ascend operators, SPC9xx internal. A new code is one entry in the file of its range.
 """
 
 from __future__ import annotations
