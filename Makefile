@@ -16,14 +16,15 @@ MODEL ?= smollm2-135m-instruct
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check
 stamp := $(VENV)/.ready
+witnesses := $(VENV)/.witnesses
 pytest := $(bin)/python -m pytest -n $(WORKERS) --durations=8
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup torch model demo test lint clean distclean
+.PHONY: help setup torch model demo test lint ascend-kernels clean distclean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(stamp) ## create .venv with the pinned dependencies and an editable specc
 
@@ -52,6 +53,16 @@ torch:
 	echo "or install torch $(TORCH_VERSION) of any kind into $(VENV) yourself, and run make again." >&2; \
 	exit 2
 
+# What tests of the Ascend, ONNX and MLIR targets run their output with: about 260 MB, once, and not needed by the demo.
+# The torch_npu wheel is fetched into the cache and unpacked there, never installed: it would break `import torch`.
+$(witnesses): $(stamp)
+	@echo "installing ONNX, ONNX Runtime, torch-mlir and IREE; fetching torch_npu (about 260 MB, once)"
+	@$(pip) install -qq --constraint constraints.txt --no-build-isolation --editable '.[onnx,mlir,ascend]' \
+	  && $(bin)/specc fetch torch-npu \
+	  || { echo "the packages that check the Ascend, ONNX and MLIR targets could not be had: check the network and pip's" >&2; \
+	       echo "index settings, then run make again. make demo and specc's other targets work without them." >&2; exit 2; }
+	@touch $@
+
 model: $(stamp)
 	@$(bin)/specc fetch $(MODEL)
 
@@ -60,7 +71,7 @@ demo: model ## decode real text losslessly with a small real model on the CPU
 
 # Coverage is counted where it says most, for passes and backends by their own tests: tracing everything would double
 # the time of the suite. Triton's kernels run in its interpreter, which tracing would slow down most.
-test: $(stamp) lint model ## lint, types, then all tests: quick ones first
+test: $(stamp) lint model $(witnesses) ## lint, types, then all tests: quick ones first
 	$(pytest) -m "not slow" tests/passes tests/backends --ignore tests/backends/triton --cov --cov-config=pyproject.toml --cov-report=term:skip-covered
 	$(pytest) -m "not slow" tests/backends/triton
 	$(pytest) -m "not slow" --ignore tests/passes --ignore tests/backends
@@ -71,9 +82,21 @@ lint: $(stamp) ## ruff and mypy --strict
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 
+# triton-ascend installs a package called triton, so it gets an environment of its own; about 220 MB, once.
+kernels := .venv-ascend
+$(kernels)/.ready: backends/ascend/toolchain/pins.txt
+	@test -x $(kernels)/bin/python || $(PYTHON) -m venv $(kernels)
+	@$(kernels)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --requirement $< \
+	  || { echo "triton-ascend and ascendnpu-ir could not be had for this Python: there are wheels for Linux and Python 3.11;" >&2; \
+	       echo "make PYTHON=python3.11 ascend-kernels. Nothing else needs them." >&2; exit 2; }
+	@touch $@
+
+ascend-kernels: $(stamp) $(kernels)/.ready ## compile kernels for Ascend as far as its open compilers go (optional)
+	@$(bin)/specc doctor --ascend
+
 clean: ## remove build outputs and caches
 	rm -rf build dist *.egg-info .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf
+	find . -path ./$(VENV) -prune -o -path ./$(kernels) -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 distclean: clean ## and the virtual environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(kernels)

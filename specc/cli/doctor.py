@@ -21,14 +21,31 @@ OPTIONAL = {
     "gguf": "specc fetch",
     "transformers": "comparisons in tests and specc/bench",
 }
-TARGETS = {"reference": "plain PyTorch, CPU or GPU"}
+TARGETS = {
+    "reference": "plain PyTorch, CPU or GPU",
+    "triton": "kernels and CUDA graphs for NVIDIA GPUs",
+    "ascend": "torch_npu in graph mode; what can be checked of it here: specc doctor --ascend",
+    "onnx": "ONNX graphs of every step",
+    "mlir": "linalg on tensors of every step",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ascend", action="store_true", help="the test ladder of the Ascend backend, rung by rung")
+    parser.add_argument(
+        "--ascend-python",
+        type=Path,
+        metavar="FILE",
+        help="the Python of an environment with triton-ascend; default: the one that `make ascend-kernels` makes",
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.ascend or args.ascend_python is not None:
+        from specc.cli.doctor_ascend import report as ladder
+
+        return ladder(args.ascend_python, args.json)
     required = {name: _version(name) for name in REQUIRED}
     optional = {name: _version(name) for name in OPTIONAL}
     nvidia = Path("/proc/driver/nvidia/version").exists()
