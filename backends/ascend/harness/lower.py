@@ -1,0 +1,176 @@
+"""`lower`: a function through the real torchair to its GE graph, which `Lowered.run` executes on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from specc.backends.ascend.harness.environment import torchair_loaded
+from specc.backends.ascend.harness.evaluator import evaluate
+from specc.backends.ascend.harness.extension import DeviceGraph
+
+MODE = "max-autotune"
+RECOMPILE_LIMIT = 4096
+"""torch._dynamo counts the entries of a code object; tests lower one function many times, and count themselves."""
+
+
+class LoweringFailed(RuntimeError):
+    """torchair could not lower the function; the text is its reason."""
+
+
+class _Recorded(Exception):
+    """Ends the dry run of `lower` when the graph has arrived."""
+
+
+@dataclass(slots=True)
+class LoadedGraph:
+    """One GE graph as the device would have received it. `proto` is torchair's GraphDef."""
+
+    proto: Any
+    options: dict[str, str]
+    recording: Callable[[], bool]
+    failure: BaseException | None = None
+    runs: int = 0
+
+    def run(self, inputs: list[torch.Tensor], assigned: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """One step: RefData inputs change in place, assigned outputs are written where torchair wants them."""
+        if self.recording():
+            raise _Recorded
+        self.runs += 1
+        try:
+            return evaluate(self.proto, inputs, assigned)
+        except Exception as failure:  # torchair wraps what passes it into new exceptions: keep the original
+            self.failure = failure
+            raise
+
+
+@dataclass(slots=True)
+class Lowered:
+    """A lowered function. `graphs`: every GE graph that was made for it, in order; `compilations` counts them."""
+
+    graphs: list[LoadedGraph] = field(default_factory=list)
+    compilations: int = 0
+    _compiled: Callable[..., Any] | None = None
+    _recording: bool = False
+
+    @property
+    def graph(self) -> Any:
+        """The GraphDef, if the function is one graph. Raises LoweringFailed otherwise."""
+        if len(self.graphs) != 1:
+            raise LoweringFailed(f"the function became {len(self.graphs)} graphs")
+        return self.graphs[0].proto
+
+    @property
+    def recompiles(self) -> int:
+        """Compilations beyond the first."""
+        return max(0, self.compilations - 1)
+
+    def run(self, *inputs: Any) -> Any:
+        """The function's results, computed by the GE graph; its in-place effects happen to `inputs`.
+
+        Raises evaluator.Undefined where GE leaves something undefined and Unmodelled for what we don't model.
+        """
+        if self._compiled is None:
+            raise LoweringFailed("nothing has been lowered")
+        for graph in self.graphs:
+            graph.failure = None
+        try:
+            with self._receiving():
+                return self._compiled(*inputs)
+        except Exception:
+            failures = [graph.failure for graph in self.graphs if graph.failure is not None]
+            if failures:
+                raise failures[0] from None
+            raise
+
+    def loaded(self, model: bytes, options: dict[str, str]) -> LoadedGraph:
+        """Called by the extension with a serialised ModelDef."""
+        from torchair._ge_concrete_graph.ge_ir_pb2 import ModelDef  # importable only while torchair is loaded
+
+        definition = ModelDef()
+        definition.ParseFromString(model)
+        graph = LoadedGraph(definition.graph[0], options, lambda: self._recording)
+        self.graphs.append(graph)
+        return graph
+
+    def _receiving(self) -> _Receiving:
+        return _Receiving(self)
+
+
+class _Receiving:
+    """torchair loaded, its graphs sent to one Lowered, no autograd, dynamo's limit out of the way."""
+
+    def __init__(self, owner: Lowered) -> None:
+        self._owner = owner
+        self._previous: Any = None
+        self._contexts = [
+            torchair_loaded(),
+            torch.no_grad(),
+            torch._dynamo.config.patch(
+                recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT, suppress_errors=False
+            ),
+        ]
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+        self._previous = DeviceGraph.receiver
+        DeviceGraph.receiver = self._owner
+
+    def __exit__(self, *details: Any) -> None:
+        DeviceGraph.receiver = self._previous
+        for context in reversed(self._contexts):
+            context.__exit__(None, None, None)
+
+
+def lower(function: Callable[..., Any], inputs: Sequence[Any], *, mode: str = MODE) -> Lowered:
+    """Lower `function(*inputs)` as one static graph. The inputs are not changed, nothing is executed.
+
+    Raises LoweringFailed with torchair's reason (an op without a converter, a graph break).
+    """
+    lowered = Lowered()
+    with lowered._receiving(), torchair_loaded() as torchair:
+        config = torchair.CompilerConfig()
+        config.mode = mode
+        backend = torchair.get_npu_backend(compiler_config=config)
+
+        def counted(module: Any, examples: Any) -> Any:
+            lowered.compilations += 1
+            return backend(module, examples)
+
+        lowered._compiled = torch.compile(function, backend=counted, fullgraph=True, dynamic=False)
+        lowered._recording = True
+        try:
+            lowered._compiled(*_copies(inputs))
+        except _Recorded:
+            pass
+        except Exception as problem:
+            raise LoweringFailed(_reason(problem)) from problem
+        finally:
+            lowered._recording = False
+    if not lowered.graphs:
+        raise LoweringFailed("the function has no tensor operation that needs the device")
+    return lowered
+
+
+def _copies(inputs: Sequence[Any]) -> Any:
+    """The inputs with tensors of their own, strides kept."""
+    return pytree.tree_map_only(torch.Tensor, _copy, tuple(inputs))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    fresh = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    fresh.copy_(tensor)
+    return fresh
+
+
+def _reason(problem: BaseException) -> str:
+    """The innermost cause in a few lines."""
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
+    lines = [line for line in str(problem).splitlines() if line.strip()]
+    return f"{type(problem).__name__}: " + " ".join(line.strip() for line in lines[:4])
