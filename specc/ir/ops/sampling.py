@@ -14,7 +14,8 @@ MIX_2 = 0x94D049BB133111EB - 2**64
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical right shift of int64 (torch's >> keeps the sign)."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+    shifted: torch.Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
