@@ -1,0 +1,127 @@
+"""The UT form of the gated delta rule from batched matmuls (Yang et al., 2024; design of the tree form: SpecLA).
+
+All matrices are those of the equations transposed, [B*HV, source j, target i] or [B*HV, V or K, i]: so a state [V,K]
+and the keys are read as they lie in memory. Everything is float32 (float64 of a float64 state).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from specc.backends.ascend.ops.attention import columns, values
+from specc.ir.ops.delta_math import EPS
+
+
+def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int) -> torch.Tensor:
+    """x / sqrt(sum x^2 + eps) over the last dim; heads [B,R,H,K] repeated to [B,R,HV,K]."""
+    wide = x.to(dtype)
+    normed = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + EPS)
+    batch, rows, heads, dim = x.shape
+    if heads == value_heads:
+        return normed
+    spread = normed.unsqueeze(3).expand(batch, rows, heads, value_heads // heads, dim)
+    return spread.reshape(batch, rows, value_heads, dim)
+
+
+def numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[B,R,HV], a number per row and head, as [B*HV,1,R]."""
+    return x.to(dtype).permute(0, 2, 1).reshape(-1, 1, x.shape[1])
+
+
+def unfolded(x: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """[B*HV,V,R] as [B,R,HV,V]."""
+    _, dim, rows = x.shape
+    return x.reshape(-1, heads, dim, rows).permute(0, 3, 1, 2).contiguous().to(dtype)
+
+
+def tree_mask(v: torch.Tensor, mask: torch.Tensor | None, heads: int) -> torch.Tensor:
+    """bool [B*HV,N,N]: source j is ancestor or self of target i; of mask [B,N,N] as [.., i, j] (None: a chain)."""
+    batch, nodes = v.shape[:2]
+    if mask is None:
+        node = torch.arange(nodes, device=v.device)
+        seen = node.unsqueeze(1) <= node
+    else:
+        seen = mask.transpose(1, 2).unsqueeze(1)
+    return seen.expand(batch, heads, nodes, nodes).reshape(-1, nodes, nodes)
+
+
+def unit_upper_inverse(a: torch.Tensor) -> torch.Tensor:
+    """(I + A)^-1 of the strictly upper triangular part A [Z,N,N] of a, by block recursion with matmuls only.
+
+    X <- X - X (A o M_s) X for s = 1, 2, 4, …, where M_s keeps pairs j < i of two halves of a block of 2s. Stable where
+    the product form of powers of A is not (repeated keys, beta near 2).
+    """
+    size = a.shape[-1]
+    place = torch.arange(size, device=a.device)
+    inverse = (place.unsqueeze(1) == place).to(a.dtype)
+    half = 1
+    while half < size:
+        part, block = place // half, place // (2 * half)
+        pairs = (block.unsqueeze(1) == block) & (part.unsqueeze(1) < part)
+        links = a * pairs.to(a.dtype)
+        inverse = inverse - links if half == 1 else inverse - torch.bmm(torch.bmm(inverse, links), inverse)
+        half *= 2
+    return inverse if size > 1 else inverse.expand(a.shape[0], -1, -1)
+
+
+def solve(
+    gram: torch.Tensor,
+    old: torch.Tensor,
+    v: torch.Tensor,
+    total: torch.Tensor,
+    beta: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """o, u [Z,V,N], the ratios e^(G_i - G_j) [Z,N,N] (0 where j is not seen) and e^G [Z,1,N] of N nodes.
+
+    gram [Z,N,2N]: k_j . (q_i, then k_i); old [Z,V,2N]: the state's answers to (q_i, then k_i); v [Z,V,N]; total [Z,1,N]
+    = G, the sum of g over a node's path; beta [Z,1,N]; seen bool [Z,N,N] as [.., j, i]; `scale` belongs to q.
+
+    (I + A) U = beta (V - e^G (K S^T)) with A_ij = beta_i e^(G_i - G_j) (k_i . k_j); O = e^G (Q S^T) + P U.
+    """
+    size = v.shape[2]
+    # Masked before exp: between siblings the exponents may be positive and large.
+    apart = total - total.reshape(-1, size, 1)
+    ratio = apart.masked_fill(seen.logical_not(), float("-inf")).exp()
+    decay = total.exp()
+    inverse = unit_upper_inverse(gram.narrow(2, size, size) * ratio * beta)
+    u = torch.bmm(beta * (v - decay * old.narrow(2, size, size)), inverse)
+    near = torch.bmm(u, gram.narrow(2, 0, size) * ratio)
+    return (decay * old.narrow(2, 0, size) + near) * scale, u, ratio, decay
+
+
+def path_sums(g: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """G [Z,1,N]: the sum of g [Z,1,N] over the nodes that each node sees."""
+    return torch.bmm(g, seen.to(g.dtype))
+
+
+def weighted(
+    k: torch.Tensor, u: torch.Tensor, g: torch.Tensor, live: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factors that are applied together, relative to the state behind them.
+
+    Raw k [B,R,H,K], u [B,R,HV,V], g [B,R,HV] and live bool [B,R], a prefix -> k with zeros in the other rows,
+    e^(G - G_j) u_j as [Z,V,R], zero in the other rows, and e^G [Z,1,1]. What the other rows hold has no effect.
+    """
+    rows = live.shape[1]
+    shown = live.unsqueeze(2)
+    decays = numbers(torch.where(shown, g, torch.zeros_like(g)), dtype)
+    shown = shown.unsqueeze(3)
+    keys = torch.where(shown, k, torch.zeros_like(k))
+    factors = columns(torch.where(shown, u, torch.zeros_like(u)).to(dtype))
+    # Column j sums what comes after row j; the last column sums all.
+    place = torch.arange(rows + 1, device=g.device)
+    after = (place.narrow(0, 0, rows).unsqueeze(1) > place) | (place == rows)
+    sums = (decays.reshape(-1, rows) @ after.to(dtype)).exp().unsqueeze(1)
+    return keys, factors * sums.narrow(2, 0, rows), sums.narrow(2, rows, 1)
+
+
+def matrices(state: torch.Tensor) -> torch.Tensor:
+    """State [B,HV,V,K] as [B*HV,V,K]."""
+    return state.reshape(-1, *state.shape[2:])
+
+
+def key_rows(x: torch.Tensor) -> torch.Tensor:
+    """[B,R,HV,K] as [B*HV,R,K]."""
+    return values(x)
