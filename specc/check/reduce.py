@@ -49,7 +49,7 @@ def shortened(kinds: Sequence[str]) -> list[str]:
     return once * LAYERS if len(kinds) >= LAYERS * len(once) else once
 
 
-def _hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
+def _hybrid(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     """A small qwen3_next: its kinds of layers, its sparse layers as far as the shorter stack has them."""
     small = dict(config)
     kinds = shortened(config["layer_types"])
@@ -60,9 +60,9 @@ def _hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
     small |= {"linear_key_head_dim": 4, "linear_value_head_dim": 6}
     group = min(config["num_attention_heads"] // config["num_key_value_heads"], 4)
     shared = 2 if config["num_key_value_heads"] > 1 else 1
-    small |= {"num_attention_heads": group * shared, "num_key_value_heads": shared, "head_dim": HEAD_DIM}
-    if int(HEAD_DIM * config["partial_rotary_factor"]) < 2:
-        small["partial_rotary_factor"] = 2 / HEAD_DIM
+    small |= {"num_attention_heads": group * shared, "num_key_value_heads": shared, "head_dim": head_dim}
+    if int(head_dim * config["partial_rotary_factor"]) < 2:
+        small["partial_rotary_factor"] = 2 / head_dim
     experts = min(config["num_experts"], 4)
     small |= {"num_experts": experts, "num_experts_per_tok": min(config["num_experts_per_tok"], max(experts // 2, 1))}
     small["decoder_sparse_step"] = min(config["decoder_sparse_step"], len(kinds))
@@ -72,10 +72,10 @@ def _hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
     return small | {"vocab_size": VOCABULARY}
 
 
-def _target(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _target(family: str, config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     if family == "gated_deltanet":
         return _delta(config)
-    return _hybrid(config) if family == "qwen3_next" else _model(config, LAYERS)
+    return _hybrid(config, head_dim) if family == "qwen3_next" else _model(config, LAYERS, head_dim)
 
 
 def _attends_only(config: Mapping[str, Any]) -> bool:
@@ -83,7 +83,7 @@ def _attends_only(config: Mapping[str, Any]) -> bool:
     return "num_attention_heads" in config and "linear_key_head_dim" not in config
 
 
-def _model(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _model(config: Mapping[str, Any], layers: int, head_dim: int) -> dict[str, Any]:
     """A small transformer of the same switches."""
     small = dict(config)
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
@@ -91,9 +91,9 @@ def _model(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     key_value_heads = 2 if shared > 1 else 1
     small["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
     small["num_attention_heads"], small["num_key_value_heads"] = group * key_value_heads, key_value_heads
-    small["head_dim"] = HEAD_DIM
+    small["head_dim"] = head_dim
     square = config["head_dim"] * heads == config["hidden_size"]
-    small["hidden_size"] = group * key_value_heads * HEAD_DIM if square else group * key_value_heads * HEAD_DIM + 8
+    small["hidden_size"] = group * key_value_heads * head_dim + (0 if square else 8)
     small["intermediate_size"] = small["hidden_size"] + 24
     small["max_position_embeddings"] = POSITIONS
     small["vocab_size"] = VOCABULARY
@@ -102,10 +102,10 @@ def _model(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return small
 
 
-def _head(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+def _head(config: Mapping[str, Any], target: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     """A small EAGLE-3 head on the reduced target; a smaller draft vocabulary stays smaller."""
     small = dict(config)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": head_dim}
     small |= {key: target[key] for key in ("hidden_size", "intermediate_size")}
     small |= {key: target.get(key, count) for key, count in heads.items()}
     small["max_position_embeddings"] = POSITIONS
@@ -115,16 +115,16 @@ def _head(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any
     return small
 
 
-def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     small = {key: value for key, value in draft.items() if key != "checkpoint"}
     if draft["method"] == "draft_model":
         # The target's sizes, so that a noisy copy of its weights can draft; fewer layers where the spec has fewer.
         fewer = draft["config"]["num_hidden_layers"] < old["num_hidden_layers"]
-        small["config"] = _model(draft["config"], 1 if fewer else LAYERS)
+        small["config"] = _model(draft["config"], 1 if fewer else LAYERS, head_dim)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
         small["config"] |= {key: target[key] for key in same} if _attends_only(target) else {}
     if draft["method"] == "eagle3":
-        small["config"] = _head(draft["config"], target)
+        small["config"] = _head(draft["config"], target, head_dim)
         layers = target["num_hidden_layers"]
         wanted = len(draft["aux_hidden_state_layer_ids"])
         small["aux_hidden_state_layer_ids"] = list(range(min(layers, wanted)))
@@ -139,14 +139,14 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
     return small
 
 
-def reduced_mapping(loaded: LoadedSpec) -> dict[str, Any]:
-    """The reduced spec as plain values."""
+def reduced_mapping(loaded: LoadedSpec, head_dim: int = HEAD_DIM) -> dict[str, Any]:
+    """The reduced spec as plain values. `head_dim`: of attention heads, for targets whose ops want a larger one."""
     mapping = to_mapping(loaded.spec)
     mapping.pop("backend", None)
     target = mapping["target"]
     old = dict(target["config"])
-    target["config"] = _target(target["family"], old)
-    mapping["draft"] = _draft(mapping["draft"], old, target["config"])
+    target["config"] = _target(target["family"], old, head_dim)
+    mapping["draft"] = _draft(mapping["draft"], old, target["config"], head_dim)
     accept = mapping["accept"]
     accept["stop_tokens"] = [2 + 7 * number for number in range(min(len(accept.get("stop_tokens", ())), 3))]
     sampling = mapping["sampling"]
