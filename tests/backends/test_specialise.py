@@ -148,3 +148,23 @@ def test_the_result_is_the_same(body: list[str], a: int, b: bool, c: str, first:
     for x in (first, second):
         assert result(made, x) == result(source, x)
     assert "f(x)" in made
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("0 < a < x", "9 < x"),
+        ("0 < b < x", "False"),
+        ("float(c or 1.0)", "1.0"),
+        ("float(a)", "9.0"),
+        ("float(a and b)", "0.0"),
+        ("x < a < b", "x < 9 < 0"),
+        ('float("inf") > x', 'float("inf") > x'),
+    ],
+)
+def test_values_of_constants_are_worked_out(text: str, left: str) -> None:
+    source = f"def f(x, a, b, c):\n    return {text}\n\n\ndef run(x):\n    return f(x, 9, 0, 0.0)\n"
+    made = specialised(source)
+    assert f"return {left}\n" in made
+    for x in (-1, 5, 50):
+        assert result(made, x) == result(source, x)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.numbers import is_nan
+
 
 @triton.jit
 def rank_scores(scores, rank, C, CP: tl.constexpr, RB: tl.constexpr):
@@ -20,8 +22,8 @@ def rank_scores(scores, rank, C, CP: tl.constexpr, RB: tl.constexpr):
     row = tl.program_id(1) * C
     mine = tl.load(scores + row + own, mask=own < C, other=float("-inf"))
     all_scores = tl.load(scores + row + other, mask=other < C, other=float("-inf"))
-    mine = tl.where(mine != mine, float("-inf"), mine)[:, None]
-    all_scores = tl.where(all_scores != all_scores, float("-inf"), all_scores)[None, :]
+    mine = tl.where(is_nan(mine), float("-inf"), mine)[:, None]
+    all_scores = tl.where(is_nan(all_scores), float("-inf"), all_scores)[None, :]
     before = (all_scores > mine) | ((all_scores == mine) & (other[None, :] < own[:, None]))
     place = tl.sum((before & (other < C)[None, :]).to(tl.int64), 1)
     tl.store(rank + row + own, place, mask=own < C)

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.dot import INTERPRETED, bfloat16
+from specc.backends.triton.kernels.numbers import is_nan
 
 
 @triton.jit
@@ -167,13 +168,13 @@ def above_lowest(keys):
 @triton.jit
 def greatest(x, AXIS: tl.constexpr):
     """The maximum of floats along an axis, NaN where there is one."""
-    return tl.where(tl.max((x != x).to(tl.int32), AXIS) != 0, float("nan"), tl.max(x, AXIS))
+    return tl.where(tl.max(is_nan(x).to(tl.int32), AXIS) != 0, float("nan"), tl.max(x, AXIS))
 
 
 @triton.jit
 def ordered(scores):
     """NaN counts as -inf."""
-    return tl.where(scores != scores, float("-inf"), scores)
+    return tl.where(is_nan(scores), float("-inf"), scores)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.numbers import is_nan
 from specc.backends.triton.kernels.vocab import is_last, ordered_bits
 
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
@@ -136,7 +137,7 @@ def law_part(law, column, inside, temperature, k, slots, counter, part, parts, P
     if SOFT:
         key = ordered_bits(raw).to(tl.int64)
         scaled = tl.math.div_rn(raw, temperature)
-        own = tl.max(tl.where(inside & (scaled == scaled), scaled, float("-inf")), 0)
+        own = tl.max(tl.where(inside & ~is_nan(scaled), scaled, float("-inf")), 0)
         largest, _, _, _ = exchange(slots, counter, phase, part, own.to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS)
         phase += 1
         most = tl.max(tl.where(tl.arange(0, PARTS) < parts, largest, float("-inf")), 0).to(tl.float32)

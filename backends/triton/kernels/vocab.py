@@ -9,13 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.numbers import is_nan
+
 
 @triton.jit
 def ordered_bits(x):
     """int32 in the order of float32 x: -0 equals 0, NaN is above all."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(x != x, 0x7FFFFFFF, bits)
+    return tl.where(is_nan(x), 0x7FFFFFFF, bits)
 
 
 @triton.jit
@@ -63,7 +65,7 @@ def widened(x):
 def score_keys(x, LOW: tl.constexpr):
     """What scores are ordered by: NaN and -inf come last, and are equal (`ordered_scores`); -inf is left for places
     that are no candidates. `LOW` is the dtype's smallest finite number."""
-    return tl.where((x != x) | (x < LOW), LOW, x)
+    return tl.where(is_nan(x) | (x < LOW), LOW, x)
 
 
 @triton.jit
@@ -87,18 +89,18 @@ def store_best(scores, values, indices, index, row, K, KP: tl.constexpr, largest
     x = widened(tl.load(scores + index, mask=keep, other=0.0))
     if LAW:
         # What a NaN, an infinity or nothing finite in the row leaves is a law of NaN: first come, first served.
-        broken = (total != total) | (tl.abs(largest) == float("inf"))
+        broken = is_nan(total) | (tl.abs(largest) == float("inf"))
         index = tl.where(broken, turn, index)
         x = x - largest - tl.log(total)
         x = tl.where(broken, float("-inf"), tl.minimum(x, 0.0))
-    tl.store(values + row.to(tl.int64) * K + turn, tl.where(x != x, float("-inf"), x), mask=keep)
+    tl.store(values + row.to(tl.int64) * K + turn, tl.where(is_nan(x), float("-inf"), x), mask=keep)
     tl.store(indices + row.to(tl.int64) * K + turn, index.to(tl.int64), mask=keep)
 
 
 @triton.jit
 def exponentials(x, inside):
     """(largest, sum of exp(x - largest)) of a part of a row; a part of nothing but -inf has the sum 0."""
-    largest = tl.max(tl.where(inside & (x == x), x, float("-inf")), 0)
+    largest = tl.max(tl.where(inside & ~is_nan(x), x, float("-inf")), 0)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     return largest, tl.sum(tl.where(inside, tl.exp(x - base), 0.0), 0)
 
@@ -121,7 +123,7 @@ def row_topk(scores, values, indices, partial, sums, arrived, V, parts, stride, 
         largest, total = exponentials(x, column < V)
     found = part * SPAN + pick_best(tl.where(column < V, score_keys(x, LOW), float("-inf")), K, KP)
     if PARTS > 1:
-        turn, place, each = tl.arange(0, KP), tl.arange(0, PLACES), tl.arange(0, PARTS)
+        turn, place = tl.arange(0, KP), tl.arange(0, PLACES)
         partial += row.to(tl.int64) * parts * K
         tl.store(partial + part * K + turn, tl.where(found < V, found, -1), mask=turn < K)
         if LAW:
@@ -130,11 +132,12 @@ def row_topk(scores, values, indices, partial, sums, arrived, V, parts, stride, 
             tl.store(sums + parts + part, total)
         if is_last(arrived, row, parts):
             if LAW:
+                each = tl.arange(0, PARTS)
                 maxima = tl.load(sums + each, mask=each < parts, other=float("-inf"), cache_modifier=".cg")
                 totals = tl.load(sums + parts + each, mask=each < parts, other=0.0, cache_modifier=".cg")
                 largest = tl.max(maxima, 0)
                 scale = tl.where(maxima == float("-inf"), 0.0, tl.exp(maxima - largest))
-                total = tl.sum(tl.where(totals != totals, totals, totals * scale), 0)
+                total = tl.sum(tl.where(is_nan(totals), totals, totals * scale), 0)
             index = tl.load(partial + place, mask=place < parts * K, other=-1, cache_modifier=".cg")
             candidate = widened(tl.load(scores + index, mask=index >= 0, other=0.0))
             keys = tl.where(index >= 0, score_keys(candidate, LOW), float("-inf"))
