@@ -206,8 +206,16 @@ def _other_readers(cache: Node) -> Iterator[Node]:
     for user in cache.users:
         call, own = call_of(user), npu_call(user)
         copied_back = call is not None and call.name == "copy" and user.args[0] is cache
-        if not (copied_back or _is_shape(user) or (own is not None and cache in _caches(own))):
+        scattered = own is not None and cache in _caches(own)
+        if not (copied_back or _is_shape(user) or scattered or _is_written_part(user)):
             yield user
+
+
+def _is_written_part(node: Node) -> bool:
+    """A part of the cache that is only copied into: SPC545 says so."""
+    calls = [call_of(user) for user in node.users]
+    copies = [call is not None and call.name == "copy" and call.args[0] is node for call in calls]
+    return _is_part(node) and bool(copies) and all(copies)
 
 
 def _reads(user: Node, cache: Node, scatter: Node, ctx: Context) -> None:

@@ -308,6 +308,14 @@ def _along_keys(before: frozenset[str], after: frozenset[str]) -> frozenset[str]
     return (before & {"first"}) | ((before | after) & {"self"})
 
 
+@_rule("scatter", "slice_scatter", "select_scatter")
+def _written(reader: _Reader, call: Call) -> Reading:
+    """Places of a mask are overwritten: a row still sees its own key where the written part shows it."""
+    names = ("src", "value") if call.name == "scatter" else ("src",)
+    source = call.arg(3 if call.name == "scatter" else 1, *names)
+    return joined(reader.read(call.first), reader.read(source), call.node, lambda _, after: after & {"self"})
+
+
 @_rule("constant_pad_nd")
 def _pad(reader: _Reader, call: Call) -> Reading:
     fill = call.kwargs.get("value", call.args[2] if len(call.args) > 2 else 0)
