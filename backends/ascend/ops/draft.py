@@ -11,7 +11,7 @@ from specc.backends.ascend.ops.aten import argmax
 
 def ordered_scores(scores: torch.Tensor) -> torch.Tensor:
     """The keys that scores are ordered by: NaN counts as -inf, so that both come last."""
-    return torch.where(scores == scores, scores, torch.full_like(scores, -math.inf))
+    return torch.where(torch.eq(scores, scores), scores, torch.full_like(scores, -math.inf))
 
 
 def stable_topk(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
