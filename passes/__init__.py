@@ -18,6 +18,7 @@ from specc.passes.fuse_linear import FuseLinear
 from specc.passes.fuse_projections import FuseProjections
 from specc.passes.insert_tree_masks import InsertTreeMasks
 from specc.passes.layer_major import LayerMajor
+from specc.passes.legalize_ascend import LegalizeAscend
 from specc.passes.plan_buffers import PlanBuffers
 from specc.passes.rewrite_negative_indices import RewriteNegativeIndices
 from specc.passes.select_schedule import SelectSchedule
@@ -37,12 +38,22 @@ AVAILABLE: Mapping[str, type[Pass]] = {
         SelectSchedule,
         PlanBuffers,
         FuseLinear,
+        LegalizeAscend,
     )
 }
 
 
-DEVICE_PASSES: Mapping[str, tuple[Pass, ...]] = {"triton": (FuseLinear(),)}
-"""What a target adds to any pipeline that ends in buffers: it prepares for that backend and changes no meaning."""
+DEVICE_PASSES: Mapping[str, tuple[Pass, ...]] = {
+    "triton": (FuseLinear(),),
+    **dict.fromkeys(("ascend", "onnx", "mlir"), (LegalizeAscend(),)),
+}
+"""What a target adds to a pipeline: it prepares for that backend and changes no meaning."""
+
+VALUE_TARGETS: Mapping[str, frozenset[str]] = dict.fromkeys(
+    ("ascend", "onnx", "mlir"), frozenset({PlanBuffers.name, FuseLinear.name})
+)
+"""Targets that take values, and the passes that a pipeline for them goes without (`legalize-ascend` notes it): their
+graph engines plan memory themselves, and fold `copy_(scatter(…))` only where nothing else wrote in place."""
 
 
 def default_pipeline(spec: Spec) -> Pipeline:
@@ -69,13 +80,16 @@ def default_pipeline(spec: Spec) -> Pipeline:
 
 def pipeline_of(spec: Spec, spans: Mapping[str, Span] | None = None, target: str = "reference") -> Pipeline:
     """The pipeline that a spec asks for. Raises DiagnosticError: SPC250 order, SPC251 unknown pass, SPC252 options."""
+    more, fewer = DEVICE_PASSES.get(target, ()), VALUE_TARGETS.get(target, frozenset())
     if spec.passes == "default":
-        return Pipeline((*default_pipeline(spec).passes, *DEVICE_PASSES.get(target, ())))
+        kept = tuple(item for item in default_pipeline(spec).passes if item.name not in fewer)
+        return Pipeline((*kept, *more))
     place = (spans or {}).get("passes")
     chosen = tuple(from_options(entry.name, entry.options, AVAILABLE, place) for entry in spec.passes)
     names = {item.name for item in chosen}
-    if PlanBuffers.name in names:
-        chosen += tuple(item for item in DEVICE_PASSES.get(target, ()) if item.name not in names)
+    chosen = tuple(item for item in chosen if item.name not in fewer)
+    if fewer or PlanBuffers.name in names:
+        chosen += tuple(item for item in more if item.name not in names)
     pipeline = Pipeline(chosen)
     pipeline.check_order()
     return pipeline

@@ -18,9 +18,9 @@ from specc.diagnostics import Diagnostic, DiagnosticError, Span, error
 from specc.ir.printer import fingerprint, print_program
 from specc.ir.verifier import verify
 from specc.output import make_folder, write_text
-from specc.program import BUFFERED, DEFERRED, INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram
+from specc.program import BUFFERED, DEFERRED, INDEX_SAFE, LAYER_MAJOR, NPU_LEGAL, TREE_MASKED, DecodeProgram
 
-ALL_PROPERTIES = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR, DEFERRED, BUFFERED})
+ALL_PROPERTIES = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR, DEFERRED, BUFFERED, NPU_LEGAL})
 Predicate = Callable[[DecodeProgram], Sequence[str]]
 PREDICATES: dict[str, Predicate] = {}
 

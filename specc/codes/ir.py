@@ -69,6 +69,13 @@ IR_CODES: tuple[Code, ...] = (
         "where the program means the old ones. Only ops declared for it may.",
     ),
     Code(
+        "SPC317",
+        "cache that one scatter can't serve",
+        "On an NPU a cache keeps its memory only if each step writes to it once, with one scatter, and reads what that "
+        "returned. legalize-ascend joins the rows of a commit and of the step for that, and says what stands in the "
+        "way: rows written at two places, a second reader, a start or a number of rows of which nothing is known.",
+    ),
+    Code(
         "SPC320",
         "index that may be negative where the op does not wrap around",
         "gather, index_select, scatter, index_copy, index_add and embedding raise on a negative index in eager torch, "

@@ -1,0 +1,132 @@
+"""legalize-ascend: the value-form program as an NPU's graph mode runs it. TODO docstring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch.fx import GraphModule, Node
+
+from specc.diagnostics import DiagnosticError, error
+from specc.ir.clone import clone
+from specc.ir.edit import erase_dead, finish, is_loop, loop_parts, retype
+from specc.ir.prune import prune
+from specc.manager import Pass, PassContext, PassResult
+from specc.passes.legalize_ascend.attention import attend, attend_apart, left_over
+from specc.passes.legalize_ascend.capacity import grown
+from specc.passes.legalize_ascend.chains import WRITES, cache_slots, chains, slot_behind, slot_of
+from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, Refused, walk_loops
+from specc.passes.legalize_ascend.dense import dense_parts
+from specc.passes.legalize_ascend.legal import illegal
+from specc.passes.legalize_ascend.loops import inline_single, merge, one_select
+from specc.passes.legalize_ascend.scatter import write_once
+from specc.program import INDEX_SAFE, LAYER_MAJOR, NPU_LEGAL, TREE_MASKED, DecodeProgram
+
+__all__ = ["LegalizeAscend", "illegal"]
+
+
+@dataclass(frozen=True, slots=True)
+class LegalizeAscend(Pass):
+    """See the module's docstring. `prefill_chunk`: the most prompt tokens of one prefill call (0: chosen)."""
+
+    name: ClassVar[str] = NAME
+    requires: ClassVar[frozenset[str]] = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR})
+    establishes: ClassVar[frozenset[str]] = frozenset({NPU_LEGAL})
+    preserves: ClassVar[frozenset[str]] = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR})
+
+    prefill_chunk: int = 0
+
+    def run(self, program: DecodeProgram, ctx: PassContext) -> PassResult:
+        """Rewrites every graph. Raises DiagnosticError (SPC317) where a cache can't be written by one scatter."""
+        caches = cache_slots(program)
+        capacity = max((program.slots[name].shape[2] for name in caches), default=0)
+        plan = Plan(program, caches, capacity)
+        graphs: dict[str, GraphModule] = {}
+        findings = []
+        for step, module in program.graphs.items():
+            work = clone(module)
+            try:
+                legalize(work, step, plan)
+            except Refused as reason:
+                findings.append(error("SPC317", f"graph `{step}` has no form for an NPU: {reason}"))
+                continue
+            graphs[step] = work
+        if findings:
+            raise DiagnosticError(findings)
+        made = grown(replace(program, graphs=graphs), plan, self.prefill_chunk)
+        for module in made.graphs.values():
+            retype(module)
+            finish(module)
+        return PassResult(made, True, tuple(plan.notes))
+
+
+def legalize(module: GraphModule, step: str, plan: Plan) -> None:
+    """One step graph, edited in place."""
+    top = Place(module)
+    gather_layers(module, plan)
+    written: dict[Node, Node] = {}
+    regions = [top, *(Place(loop_parts(node).body, node, top) for node in walk_loops(module, "layer"))]
+    for place in regions:
+        found = list(chains(place, plan.caches))
+        for chain in found:
+            made = write_once(chain, step, plan)
+            if made is not None:
+                written |= dict.fromkeys(chain.versions, made)
+        for node in dict.fromkeys(item for chain in found for item in chain.attentions):
+            k, v = node.args[1:3]
+            attend(place, node, written[k], written[v], step, plan)  # type: ignore[index]
+    for place, node in left_over(top):
+        attend_apart(place, node, step, plan)
+    for place in top.walk():
+        dense_parts(place, step, plan)
+    erase_dead(module)
+    prune(module)
+
+
+def gather_layers(module: GraphModule, plan: Plan) -> None:
+    """All of a step that happens to one cache into one loop over layers."""
+    top = Place(module)
+    for node in walk_loops(module, "layer"):
+        if loop_parts(node).trip == 1 and _only_writes(node) and not _reads_layers(node):
+            inline_single(module, node)
+    one_select(module, [node for node in module.graph.nodes if slot_of(node) in plan.caches])
+    while _merge_one(module, plan, top):
+        pass
+
+
+def _merge_one(module: GraphModule, plan: Plan, top: Place) -> bool:
+    loops = walk_loops(module, "layer")
+    for position, second in enumerate(loops):
+        for first in loops[:position]:
+            feeds = any(item.args and item.args[0] is first for item in loop_parts(second).sliced)
+            if not feeds or not _touches(top, first, plan) or not _touches(top, second, plan):
+                continue
+            try:
+                merge(module, first, second)
+            except Refused:
+                continue
+            return True
+    return False
+
+
+def _touches(top: Place, node: Node, plan: Plan) -> bool:
+    """True where a loop slices a version of a cache."""
+    parts = loop_parts(node)
+    return any(
+        isinstance(item, Node) and slot_behind(At(top, item)) in plan.caches and len(item.meta["val"].shape) == 5
+        for item in parts.sliced
+        if isinstance(item, Node) and not isinstance(item.meta["val"], (tuple, list))
+    )
+
+
+def _only_writes(node: Node) -> bool:
+    calls = [item for item in loop_parts(node).body.graph.nodes if item.op == "call_function"]
+    return bool(calls) and all(item.target in WRITES for item in calls)
+
+
+def _reads_layers(node: Node) -> bool:
+    """True where it slices what another loop over layers stacked."""
+    return any(
+        isinstance(item, Node) and item.args and isinstance(item.args[0], Node) and is_loop(item.args[0])
+        for item in loop_parts(node).sliced
+    )

@@ -1,0 +1,94 @@
+"""Row-wise parts as the device's operators: rms_norm, rotary embedding, silu(gate) * up."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.fx import Node
+
+from specc.ir import ops
+from specc.ir.edit import Editor
+from specc.ir.scope import named_arguments
+from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, aten
+
+SPLITS = (aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default)
+
+
+def dense_parts(place: Place, step: str, plan: Plan) -> None:
+    """Rewrites what stands in this graph (not inside its loops)."""
+    for node in list(place.module.graph.nodes):
+        if node.target is aten.rms_norm.default:
+            _norm(place, node, step, plan)
+        elif node.target is ops.rope:
+            _rotation(place, node, step, plan)
+        elif node.target is aten.mul.Tensor:
+            _gate(place, node, step, plan)
+
+
+def _norm(place: Place, node: Node, step: str, plan: Plan) -> None:
+    given = named_arguments(node)
+    weight, x = given.get("weight"), given["input"]
+    if len(given["normalized_shape"]) != 1 or weight is None or given.get("eps") is None:
+        plan.note(step, f"`{node.name}` stays aten.rms_norm: no weight, no eps, or more than one dim", False)
+        return
+    if weight.meta["val"].dtype != x.meta["val"].dtype:
+        plan.note(step, f"`{node.name}` stays aten.rms_norm: its weight has another dtype", False)
+        return
+    editor = Editor(place.module, NAME)
+    with editor.before(node, node):
+        made = editor.call(ops.npu_rms_norm, x, weight, float(given["eps"]), name=node.name)
+    editor.replace(node, made)
+
+
+def _rotation(place: Place, node: Node, step: str, plan: Plan) -> None:
+    x, cos, sin = (node.args[number] for number in range(3))
+    tables = [plan.inside(_whole(place, table, plan), place) for table in (cos, sin)]
+    editor = Editor(place.module, NAME)
+    with editor.before(node, node):
+        made = editor.call(ops.npu_rotary_mul, x, *tables, name=node.name)
+    editor.replace(node, made)
+    plan.note(step, "rotary embedding with cos and sin of both halves, made once")
+
+
+def _whole(place: Place, table: Any, plan: Plan) -> At:
+    """[B,T,D/2] -> [B,T,1,D]: both halves the same."""
+
+    def make(editor: Editor, half: Node) -> Node:
+        both = editor.call(aten.cat.default, [half, half], -1)
+        return editor.call(aten.unsqueeze.default, both, 2, name=f"{half.name}_full")
+
+    return plan.outside("rotary_table", [At(place, table)], make)
+
+
+def _gate(place: Place, node: Node, step: str, plan: Plan) -> None:
+    """silu(gate) * up, where gate and up are the two halves of one value."""
+    for silu, up in (node.args, node.args[::-1]):
+        if not isinstance(silu, Node) or silu.target is not aten.silu.default or not isinstance(up, Node):
+            continue
+        gate = silu.args[0]
+        assert isinstance(gate, Node)
+        whole = _halves(gate, up)
+        if isinstance(whole, str):
+            plan.note(step, f"`{node.name}` stays silu and mul: {whole}", False)
+            continue
+        editor = Editor(place.module, NAME)
+        with editor.before(node, node, silu):
+            made = editor.call(ops.npu_swiglu, whole, name=node.name)
+        editor.replace(node, made)
+        plan.note(step, "silu(gate) * up in one operator")
+        return
+
+
+def _halves(gate: Node, up: Node) -> Node | str:
+    """The value that gate and up are the halves of, or why there is none."""
+    if gate.target is not operator.getitem or up.target is not operator.getitem or gate.args[0] is not up.args[0]:
+        return "gate and up are not parts of one value"
+    split: Any = gate.args[0]
+    if split.target not in SPLITS or (gate.args[1], up.args[1]) != (0, 1):
+        return f"`{gate.name}` and `{up.name}` are not the two parts of a split"
+    whole: Node = split.args[0]
+    shape, part = whole.meta["val"].shape, gate.meta["val"].shape
+    if part != up.meta["val"].shape or shape[:-1] != part[:-1] or shape[-1] != 2 * part[-1]:
+        return f"`{gate.name}` and `{up.name}` are not halves of the last dim"
+    return whole
