@@ -196,6 +196,12 @@ CACHES: tuple[Code, ...] = (
         "its result.",
         "cache[:, :16].copy_(rows)",
     ),
+    Code(
+        "SPC546",
+        "dtype that scatter_update does not have",
+        "scatter_update takes float16, bfloat16, float32, int32 and int8; not int64, not bool, not float64.",
+        "scatter_update(tokens, start, new, 1)  # int64 tokens",
+    ),
 )
 
 DELTA: tuple[Code, ...] = (

@@ -122,6 +122,9 @@ def _rows_without_keys(attention: Attention, ctx: Context) -> None:
         ctx.refuse("SPC526", attention.node, f"inner_precise {held} is not one of 0 to 3", "use 2")
         return
     mask = attention.mask
+    if held in ROW_SAFE and attention.rows == 1:
+        help = "use 0 or 1, and let the row see a key (its own)"
+        ctx.refuse("SPC526", attention.node, f"inner_precise {held} with one query row, which has 0 and 1 only", help)
     if held in ROW_SAFE or not isinstance(mask, Node) or attention.sparse_mode not in FULL_MASK_MODES:
         return
     if ctx.refused(attention.node, "SPC510", "SPC512", "SPC513"):

@@ -1,4 +1,4 @@
-"""Contracts of writes into caches (SPC540 to SPC545): rows in range, no row twice, and an update that stays in place.
+"""Contracts of writes into caches (SPC540 to SPC546): rows in range, no row twice, and an update that stays in place.
 
 A tensor updates in place only if its graph input has two consumers: one scatter and the copy_ of the scatter's result.
 Another reader, or a second scatter, makes the compiler keep the old cache, which costs a move of the whole cache.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor, npu_call, npu_calls
@@ -28,6 +29,7 @@ _VIEWS = words("select slice narrow view reshape unsqueeze squeeze permute trans
 _DENSE = words("slice_scatter select_scatter index_put index_copy as_strided_scatter scatter")
 _SHAPES = words("sym_size size sym_numel")
 BUFFER_DIMS = 3
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int8)
 
 
 def check_scatter(call: NpuCall, ctx: Context) -> None:
@@ -46,6 +48,9 @@ def _block(call: NpuCall, ctx: Context) -> None:
     table, block = fake_tensor(cache), fake_tensor(rows)
     if table is None or block is None:
         return
+    if table.dtype not in TYPES:
+        help = "keep it in int32 or in a floating-point dtype, or write a dense copy by torch.where"
+        ctx.refuse("SPC546", call.node, f"a scatter into {table.dtype}, which the op does not have", help)
     axis = int(call.get("axis"))
     if table.dim() != block.dim() or not -table.dim() <= axis < table.dim():
         message = f"rows {sizes(block)} along axis {axis} do not fit a cache {sizes(table)}"

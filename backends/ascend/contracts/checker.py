@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from specc.backends.ascend.contracts.attention import check_attention
 from specc.backends.ascend.contracts.caches import check_in_place, check_scatter
@@ -16,6 +16,7 @@ from specc.backends.ascend.contracts.host import check_host
 from specc.backends.ascend.contracts.indices import check_indices
 from specc.backends.ascend.contracts.lengths import check_lengths
 from specc.backends.ascend.contracts.masks import check_masks
+from specc.backends.ascend.ops.table import POINTWISE, special
 from specc.diagnostics import Diagnostic, Span, in_source_order
 from specc.ir.clone import clone
 from specc.ir.ranges import Declared, analyse
@@ -37,7 +38,6 @@ def check_contracts(
     ranges: Declared | None = None,
     masks: Mapping[str, Meaning] | None = None,
     unique: Collection[str] = (),
-    printed: Collection[str] = (),
     stage: Stage = "decode",
     example_inputs: Sequence[object] | None = None,
 ) -> list[Diagnostic]:
@@ -47,11 +47,11 @@ def check_contracts(
     no shapes and needs `example_inputs`); its NPU ops may be `specc.npu_*`, `torch.ops.npu.*` or `torch.ops.air.*`.
     `spans` maps spec keys to places in the YAML. What a graph can't show is declared: `ranges` of integer inputs,
     `masks` (name of a node -> whether its ones mean "hidden" or "visible"), and `unique`, the inputs without repeated
-    rows. `printed` names aten ops that the caller replaces when it prints. `stage` says whether a bare graph is a
+    rows. `stage` says whether a bare graph is a
     decode round (at most 16 rows) or a prefill; a program's prefill graph is known by its name.
     """
     if isinstance(item, DecodeProgram):
-        facts = Facts(masks or {}, frozenset(unique), frozenset(printed), item.attributes)
+        facts = Facts(masks or {}, frozenset(unique), printed, item.attributes)
         declared = {**item.ranges, **(ranges or {})}
         found: list[Diagnostic] = []
         for name, graph in item.graphs.items():
@@ -63,9 +63,14 @@ def check_contracts(
     missing = record_types(typed, example_inputs)
     if missing:
         return [untyped(missing)]
-    facts = Facts(masks or {}, frozenset(unique), frozenset(printed))
+    facts = Facts(masks or {}, frozenset(unique))
     context = Context("main", typed, analyse(typed, ranges), facts, stage, spans or {})
     return in_source_order(_checked(context))
+
+
+def printed(node: Node) -> bool:
+    """Whether the backend writes an aten node of a program in other ops."""
+    return node.target in POINTWISE or special(node) is not None
 
 
 def _checked(context: Context) -> list[Diagnostic]:

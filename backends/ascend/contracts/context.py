@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,13 +26,13 @@ class Facts:
     """What the caller knows and the graph can't show.
 
     `masks`: input name -> what its ones mean. `unique`: names of inputs or nodes whose rows never repeat within a
-    call. `printed`: aten ops (`softplus`, `index.Tensor`) that the caller replaces when it prints, so that their
-    missing converter does not matter. `attributes`: those of the program.
+    call. `printed`: whether the caller writes this aten node in other ops when it prints, so that its missing converter
+    does not matter. `attributes`: those of the program.
     """
 
     masks: Mapping[str, Meaning] = field(default_factory=dict)
     unique: frozenset[str] = frozenset()
-    printed: frozenset[str] = frozenset()
+    printed: Callable[[Node], bool] = lambda node: False
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 

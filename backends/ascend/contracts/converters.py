@@ -76,8 +76,20 @@ MISSING: Mapping[str, Missing] = {
     "linalg_solve_triangular": Missing("the block recursion X - X A X from matmuls (it needs no eye)"),
     "triangular_solve": Missing("the block recursion X - X A X from matmuls (it needs no eye)"),
     "amax": Missing("torch.max(x, dim).values"),
-    "amin": Missing("torch.min(x, dim).values"),
-    "aminmax": Missing("torch.min and torch.max"),
+    "amin": Missing("torch.neg(torch.max(torch.neg(x), dim).values)"),
+    "aminmax": Missing("torch.max(x, dim).values, and the same of -x"),
+    "min": Missing("torch.max of -x along the dim (its values negated)", _along_dim),
+    "prod": Missing("products of slices, over a static number of steps"),
+    "var": Missing("mean of squares less the square of the mean"),
+    "isnan": Missing("x != x"),
+    "logical_xor": Missing("torch.ne of two bool tensors"),
+    "trunc": Missing("torch.where(x < 0, torch.ceil(x), torch.floor(x))"),
+    "fmod": Missing("torch.remainder, where the operands are not negative"),
+    "exp2": Missing("torch.exp(x * log(2))"),
+    "mv": Missing("torch.matmul with a dim of 1 added"),
+    "dot": Missing("(x * y).sum()"),
+    "diagonal": Missing("multiply by an identity matrix that is passed in, and sum"),
+    "_assert_async": Missing("check on the host before the step"),
     "all": Missing("torch.logical_not(torch.any(torch.logical_not(x), dim))", _along_dim),
     "cummax": Missing("a loop over a static number of steps with torch.maximum"),
     "cummin": Missing("a loop over a static number of steps with torch.minimum"),
@@ -124,12 +136,6 @@ def check_converters(ctx: Context) -> None:
                 )
                 continue
             missing = MISSING.get(call.name)
-            if missing is None or not missing.when(call) or _is_printed(node, call, ctx):
+            if missing is None or not missing.when(call) or ctx.facts.printed(node):
                 continue
             ctx.refuse("SPC570", node, f"{call.name} has no GE converter: the graph can't be built", missing.remedy)
-
-
-def _is_printed(node: Node, call: Call, ctx: Context) -> bool:
-    """The backend writes this op in other ops when it prints."""
-    text = str(node.target)
-    return bool({call.name, text, text.removeprefix("aten.")} & ctx.facts.printed)

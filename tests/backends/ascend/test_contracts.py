@@ -10,7 +10,19 @@ import torch
 from specc.backends.ascend.contracts import check_contracts
 from specc.codes.ascend import ASCEND_CODES
 from specc.diagnostics import Diagnostic
-from tests.backends.ascend.contract_graphs import BATCH, BF16, DIM, HEADS, KEYS, LEGAL, ROWS, Legal, legal, npu
+from tests.backends.ascend.contract_graphs import (
+    BATCH,
+    BF16,
+    DIM,
+    HEADS,
+    KEYS,
+    KV_HEADS,
+    LEGAL,
+    ROWS,
+    Legal,
+    legal,
+    npu,
+)
 
 aten = torch.ops.aten
 F16, I8, I64, F32 = torch.float16, torch.int8, torch.int64, torch.float32
@@ -88,6 +100,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "row that may see nothing": ("decode_round", "SPC526", lambda g: g.keyword("attention", inner_precise=0)),
     "inner_precise of another op": ("decode_round", "SPC526", lambda g: g.keyword("attention", inner_precise=4)),
+    "one row in a mode of several": ("plain_step", "SPC526", lambda g: g.keyword("attention", inner_precise=2)),
     "next_tokens not given": ("short_prompt", "SPC527", lambda g: g.keyword("attention", next_tokens=None)),
     "window in mode 0": ("decode_round", "SPC527", lambda g: g.keyword("attention", next_tokens=128)),
     "block size 64": (
@@ -134,6 +147,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "state_pool",
         "SPC545",
         lambda g: g.beside("pool_back", aten.slice.Tensor, 0, 0, 1) and plant_part(g),
+    ),
+    "scatter into int64": (
+        "decode_round",
+        "SPC546",
+        lambda g: g.put_in("k_cache", BATCH, KV_HEADS, KEYS, DIM, dtype=I64),
     ),
     # delta rule
     "float32 state": ("chain_step", "SPC550", lambda g: g.put_in("state", 32, 8, 64, 64, dtype=F32)),
