@@ -29,6 +29,11 @@ def npu_schemas() -> Mapping[str, str]:
     return MappingProxyType(table)
 
 
+def air_schema() -> str:
+    """The attention whose lengths are tensors, as torchair declares it: the npu:: schema with tensors for lists."""
+    return npu_schemas()["npu_fused_infer_attention_score"].replace("SymInt[]?", "Tensor?")
+
+
 def is_defined(qualified: str) -> bool:
     """Whether an operator such as `npu::npu_rms_norm` or `npu::x.overload` has a schema in this process."""
     name, _, overload = qualified.partition(".")

@@ -31,6 +31,8 @@ from specc.backends.ascend.harness.wheel import unzipped_wheel
 
 OWN_PREFIXES = ("torchair", "torch_npu", "npu_extension_for_inductor")
 META_FILES = ("_meta_registrations.py", "_fake_registrations.py")
+TENSOR_LENGTH_ATTENTION = "torchair.ops._npu_fused_infer_attention_score"
+"""Declares `torch.ops.air.npu_fused_infer_attention_score`; torchair imports it only on first use."""
 MAKER = "_specc_fx_node"
 MAKER_PLACE = "_specc_fx_place"
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -89,6 +91,7 @@ def _import(wheel: Path) -> None:
                 _execute(wheel / "torch_npu" / "op_plugin" / "meta" / name)
             sys.modules["torchair.core._torchair"] = extension_module()
             importlib.import_module("torchair")
+            importlib.import_module(TENSOR_LENGTH_ATTENTION)
     finally:
         sys.path.remove(folder)
         for number, handler in handlers.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +110,7 @@ class _Receiving:
         self._owner = owner
         self._previous: Any = None
         self._contexts = [
+            _torchair_silenced(),
             torchair_loaded(),
             torch.no_grad(),
             torch._dynamo.config.patch(
@@ -125,6 +128,14 @@ class _Receiving:
         DeviceGraph.receiver = self._previous
         for context in reversed(self._contexts):
             context.__exit__(None, None, None)
+
+
+@contextmanager
+def _torchair_silenced() -> Iterator[None]:
+    """The wheel's files are compiled on first use and hold invalid escapes: their warnings, and only theirs, are off."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r".*torchair")
+        yield
 
 
 def lower(function: Callable[..., Any], inputs: Sequence[Any], *, mode: str = MODE) -> Lowered:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from specc.backends.ascend.harness.evaluator import (
-    cast as cast,
+    attention,
+    cast,
+    constant,
+    delta_rule,
+    fused,
+    gather,
+    layout,
+    matmul,
+    moe,
+    pointwise,
+    reduce,
+    scatter,
+    select,
 )
-from specc.backends.ascend.harness.evaluator import (
-    constant as constant,
-)
-from specc.backends.ascend.harness.evaluator import (
-    gather as gather,
-)
-from specc.backends.ascend.harness.evaluator import (
-    layout as layout,
-)
-from specc.backends.ascend.harness.evaluator import (
-    matmul as matmul,
-)
-from specc.backends.ascend.harness.evaluator import (
-    pointwise as pointwise,
-)
-from specc.backends.ascend.harness.evaluator import (
-    reduce as reduce,
-)
-from specc.backends.ascend.harness.evaluator import (
-    select as select,
-)
+
+__all__ = [
+    "attention",
+    "cast",
+    "constant",
+    "delta_rule",
+    "fused",
+    "gather",
+    "layout",
+    "matmul",
+    "moe",
+    "pointwise",
+    "reduce",
+    "scatter",
+    "select",
+]

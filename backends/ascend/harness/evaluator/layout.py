@@ -106,7 +106,7 @@ def split(node: Node) -> list[torch.Tensor]:
     return list(value.split(sizes, axis))
 
 
-MASKS = {name: (0,) for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")}
+MASKS = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"), (0,))
 
 
 @operator("StridedSliceV2", inputs=("x", "begin", "end", "axes", "strides"), attributes=MASKS)

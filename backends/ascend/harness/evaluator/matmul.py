@@ -43,9 +43,7 @@ def batch_matmul(node: Node) -> torch.Tensor:
     return product(node, node.attribute("adj_x1", False), node.attribute("adj_x2", False))
 
 
-@operator(
-    "BatchMatMulV2", inputs=("x1", "x2", "bias"), attributes={"adj_x1": None, "adj_x2": None, "offset_x": (0,)}
-)
+@operator("BatchMatMulV2", inputs=("x1", "x2", "bias"), attributes={"adj_x1": None, "adj_x2": None, "offset_x": (0,)})
 def batch_matmul_v2(node: Node) -> torch.Tensor:
     """As BatchMatMul, with a bias."""
     return product(node, node.attribute("adj_x1", False), node.attribute("adj_x2", False))

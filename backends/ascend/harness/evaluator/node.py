@@ -18,6 +18,7 @@ PROTO_TYPES: Mapping[int, torch.dtype] = MappingProxyType(
         5: torch.int16,
         7: torch.int32,
         8: torch.int64,
+        10: torch.uint64,
         11: torch.bool,
         12: torch.float64,
         27: torch.bfloat16,
@@ -34,6 +35,7 @@ GE_TYPES: Mapping[int, torch.dtype] = MappingProxyType(
         4: torch.uint8,
         6: torch.int16,
         9: torch.int64,
+        10: torch.uint64,
         11: torch.float64,
         12: torch.bool,
         27: torch.bfloat16,
@@ -164,6 +166,16 @@ def attribute_value(attribute: Any) -> Any:
                 return list(getattr(entries, field))
         return [text.decode() for text in entries.s]
     return getattr(attribute, kind)
+
+
+def documented(node: Node, function: Callable[..., Any], *arguments: Any) -> Any:
+    """A function of `semantics`, its refusals as those of this node."""
+    try:
+        return function(*arguments)
+    except NotImplementedError as missing:
+        raise node.unmodelled(str(missing)) from missing
+    except (IndexError, ValueError) as refusal:
+        raise node.undefined(str(refusal)) from refusal
 
 
 def wide(value: torch.Tensor) -> torch.Tensor:

@@ -235,4 +235,6 @@ def clip(node: Node) -> torch.Tensor:
 @operator("Lerp", inputs=("start", "end", "weight"))
 def lerp(node: Node) -> torch.Tensor:
     """start + weight (end - start)."""
-    return in_float32(lambda start, end, weight: start + weight * (end - start), *same_type(node, "start", "end", "weight"))
+    return in_float32(
+        lambda start, end, weight: start + weight * (end - start), *same_type(node, "start", "end", "weight")
+    )
