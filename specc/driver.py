@@ -21,7 +21,12 @@ from specc.spec import LoadedSpec, fingerprint, to_mapping, unsupported
 
 __all__ = ["Compilation", "compile_spec", "lower_spec", "run_passes", "spans_of"]
 _TARGETS = (_reference.REFERENCE,)
-LAZY: dict[str, tuple[str, str]] = {"triton": ("specc.backends.triton.backend", "triton")}
+LAZY: dict[str, tuple[str, str]] = {
+    "triton": ("specc.backends.triton.backend", "triton"),
+    "ascend": ("specc.backends.ascend.backend", "torch"),
+    "onnx": ("specc.backends.export.backend", "torch"),
+    "mlir": ("specc.backends.export.backend", "torch"),
+}
 """Targets whose backend is imported when it is first asked for: the module, and the package that it needs."""
 
 

@@ -104,11 +104,12 @@ def plan_of(module: GraphModule, dialect: Dialect) -> Plan:
 
 
 def read_arguments(node: Node, dialect: Dialect) -> Any:
-    """The arguments that the printed call has: an op of several schedules is called with those of its own."""
+    """The arguments that the printed call has: those of an op's schedule, or of what stands for an aten node."""
     declared = info(node.target)
     chosen = None if declared is None else dialect.variant(declared.name, named_arguments(node))
     if chosen is None:
-        return node.args, node.kwargs
+        special = dialect.special(node)
+        return (node.args, node.kwargs) if special is None else special[1]
     given = named_arguments(node)
     return [given[name] for name in chosen.operands]
 

@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write one JSON line per request and step")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the results as JSON, besides printing them")
     parser.add_argument(
-        "--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda for --target triton, else cpu"
+        "--device",
+        metavar="NAME",
+        help="cpu, cuda, cuda:N, npu or npu:N; default: cuda for --target triton, npu for ascend if there is one, "
+        "else cpu",
     )
     add_json(parser)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
+from typing import Any
 
 import torch
 
@@ -10,16 +13,20 @@ from specc.diagnostics import DiagnosticError, error
 
 
 def device_for(target: str, wanted: str | None) -> str:
-    """The device for a target: what the user named, else "cuda" for triton and "cpu" for reference.
+    """The device for a target: what the user named, else "cuda" for triton, "npu" for ascend where torch_npu is
+    installed, and "cpu".
 
-    Raises DiagnosticError (SPC417) for a device that is not there, and for Triton kernels on a CPU without Triton's
-    interpreter.
+    Raises DiagnosticError (SPC417) for a device that is not there or not of the target, and for Triton kernels on a CPU
+    without Triton's interpreter.
     """
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    device = wanted or ("cuda" if target == "triton" and not interpreted else "cpu")
+    device = wanted or _usual(target, interpreted)
     kind = device.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise DiagnosticError([error("SPC417", f"unknown device `{device}`", help="cpu, cuda, or cuda:0, cuda:1, ...")])
+    if kind not in ("cpu", "cuda", "npu"):
+        names = "cpu, cuda, npu, or cuda:0, cuda:1, ..."
+        raise DiagnosticError([error("SPC417", f"unknown device `{device}`", help=names)])
+    if target == "ascend" or kind == "npu":
+        return _npu(target, device, kind)
     if kind == "cuda" and not _there(device):
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         remedy = "run on a machine with an NVIDIA GPU and a CUDA build of torch"
@@ -32,6 +39,40 @@ def device_for(target: str, wanted: str | None) -> str:
             [error("SPC417", "Triton kernels run on a CPU in Triton's interpreter only", help=remedy)]
         )
     return device
+
+
+def _usual(target: str, interpreted: bool) -> str:
+    if target == "ascend":
+        return "npu" if importlib.util.find_spec("torch_npu") is not None else "cpu"
+    return "cuda" if target == "triton" and not interpreted else "cpu"
+
+
+def _npu(target: str, device: str, kind: str) -> str:
+    """A device for an Ascend module: an NPU, or a CPU, where the operators have kernels of ours."""
+    if kind == "cuda":
+        remedy = "give --device npu or --device cpu, or compile for `--target triton`"
+        raise DiagnosticError([error("SPC417", "an Ascend module does not run on a CUDA device", help=remedy)])
+    if kind == "npu":
+        if target != "ascend":
+            remedy = "compile for `--target ascend`"
+            raise DiagnosticError([error("SPC417", f"a {target} module does not run on an NPU", help=remedy)])
+        if importlib.util.find_spec("torch_npu") is None:
+            remedy = "install the torch_npu that fits this torch, and CANN; or give --device cpu (eager, for checking)"
+            raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu is not installed", help=remedy)])
+        _check_npu(device)
+    return device
+
+
+def _check_npu(device: str) -> None:
+    """Import torch_npu, which adds the device to torch. Raises DiagnosticError where it sees no such NPU."""
+    try:
+        npu: Any = importlib.import_module("torch_npu").npu
+        count = int(npu.device_count())
+    except (ImportError, OSError, RuntimeError) as reason:
+        raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu can't be used: {reason}")]) from reason
+    index = device.partition(":")[2]
+    if count == 0 or (index and not (index.isdecimal() and int(index) < count)):
+        raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu sees {count} NPUs")])
 
 
 def _there(device: str) -> bool:

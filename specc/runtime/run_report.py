@@ -118,6 +118,8 @@ def summary(session: Session, result: RunResult) -> str:
     if session.drafter:
         kind = "simulated drafter" if session.simulated else "drafter"
         lines.append(f"  {kind}: {session.drafter}")
+    if session.note:
+        lines.append(f"  {session.note}")
     if result.lossless is not None:
         lines += lossless_lines(result.lossless, metrics)
     if result.interrupted:

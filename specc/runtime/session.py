@@ -23,7 +23,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One compiled spec with its weights. `drafter` describes the drafter's weights; `simulated` says what it is."""
+    """One compiled spec with its weights. `drafter` describes the drafter's weights; `simulated` says what it is.
+
+    `note` says what the figures of a run are not.
+    """
 
     loaded: LoadedSpec
     module: GeneratedModule
@@ -33,6 +36,7 @@ class Session:
     model: Path
     drafter: str = ""
     simulated: bool = False
+    note: str = ""
 
 
 def open_session(
@@ -60,14 +64,27 @@ def open_session(
     report("compiling")
     compiled = compile_spec(loaded, target)
     module = import_source(compiled.source, f"specc_generated_{loaded.spec.name.replace('-', '_')}")
+    options = _decoder_options(target, device)
     report("loading the weights")
     if isinstance(drafter, SelfPerturbed):
-        decoder = module.Decoder(perturbed_weights(module, folder, drafter, device), device)
+        decoder = module.Decoder(perturbed_weights(module, folder, drafter, device), device, **options)
     else:
-        decoder = module.Decoder.from_pretrained(folder, drafter, device)
+        decoder = module.Decoder.from_pretrained(folder, drafter, device, **options)
     identity = RunIdentity(loaded.spec.sampling.seed, module.FINGERPRINT, module_info(loaded).pipeline)
     shown = "" if drafter is None else str(drafter)
-    return Session(loaded, module, decoder, tokenizer, identity, folder, shown, isinstance(drafter, SelfPerturbed))
+    note = "eager npu ops on the CPU: no figure of an NPU" if options else ""
+    simulated = isinstance(drafter, SelfPerturbed)
+    return Session(loaded, module, decoder, tokenizer, identity, folder, shown, simulated, note)
+
+
+def _decoder_options(target: str, device: str) -> dict[str, bool]:
+    """On a CPU an Ascend module runs eagerly, with kernels of ours for the operators of torch_npu."""
+    if target != "ascend" or device != "cpu":
+        return {}
+    from specc.backends.ascend.cpu import register  # the operators' schemas and kernels, for this target only
+
+    register()
+    return {"eager": True}
 
 
 def _drafter(loaded: LoadedSpec, draft_model: str | None) -> Path | SelfPerturbed | None:

@@ -12,17 +12,21 @@ from specc.spec.checks import ascend
 from specc.spec.load import LoadedSpec
 from specc.spec.names import RECURRENT_FAMILIES
 
-TARGETS: tuple[str, ...] = ("reference", "triton", "ascend")
-BUILT_TARGETS: frozenset[str] = frozenset({"reference", "triton"})
+TARGETS: tuple[str, ...] = ("reference", "triton", "ascend", "onnx", "mlir")
+BUILT_TARGETS: frozenset[str] = frozenset({"reference", "triton", "ascend", "onnx", "mlir"})
 DTYPES: dict[str, frozenset[str]] = {
     "reference": frozenset({"float32", "float64"}),
     "triton": frozenset({"float32", "bfloat16", "float16"}),
     "ascend": frozenset({"float32", "bfloat16", "float16"}),
+    "onnx": frozenset({"float32", "float64", "bfloat16", "float16"}),
+    "mlir": frozenset({"float32", "bfloat16", "float16"}),
 }
 STATE_DTYPES: dict[str, frozenset[str]] = {
     "reference": frozenset({"float32", "float64"}),
     "triton": frozenset({"float32"}),
     "ascend": frozenset({"float32"}),
+    "onnx": frozenset({"float32", "float64"}),
+    "mlir": frozenset({"float32"}),
 }
 KV_LAYOUTS: frozenset[str] = frozenset({"contiguous"})
 

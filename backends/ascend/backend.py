@@ -1,0 +1,50 @@
+"""The Ascend backend's entry in the table of backends. Importing and compiling need neither torch_npu nor an NPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specc.backends.ascend.declared import declared
+from specc.backends.ascend.ops.table import KERNELS, NAMES, POINTWISE, special
+from specc.backends.ascend.runtime.build import build, cache_compile, export
+from specc.backends.ascend.runtime.decoder import Decoder
+from specc.backends.base import Capabilities, ModuleInfo, refusals, register
+from specc.backends.printing.dialect import Dialect
+from specc.backends.printing.module import generate
+from specc.diagnostics import DiagnosticError
+from specc.program import INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram
+
+DIALECT = Dialect(
+    name="ascend",
+    kernels=KERNELS,
+    pointwise=POINTWISE,
+    special=special,
+    reserved=NAMES,
+    decoder=Decoder,
+    device="npu",
+    by_columns=False,
+    by_layer=True,
+    abi=frozenset({"specc.backends.printing.runtime.abi", "specc.backends.ascend.runtime.abi"}),
+    declared=declared,
+    host=(build, cache_compile, export),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AscendBackend:
+    """torch and torch_npu operators for torchair's graph mode; takes a program in value form."""
+
+    name: str = "ascend"
+    capabilities: Capabilities = field(
+        default_factory=lambda: Capabilities(properties=frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR}))
+    )
+
+    def generate(self, program: DecodeProgram, module: ModuleInfo) -> str:
+        """The source of the module. Raises DiagnosticError for what the capability table or a contract refuses."""
+        found = refusals(self, program, module.spec)
+        if found:
+            raise DiagnosticError(found)
+        return generate(DIALECT, program, module)
+
+
+ASCEND = register(AscendBackend())

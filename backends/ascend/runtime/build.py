@@ -1,0 +1,233 @@
+"""Steps over a state of fixed addresses: compiled by torchair for an NPU, or the same functions run eagerly."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specc.backends.ascend.runtime.abi import COMMIT_FUSED, PREFILL_CHUNK
+from specc.backends.ascend.runtime.draws import draws_of
+from specc.backends.ascend.runtime.graphs import (
+    GRAPHS,
+    StepGraph,
+    Tensors,
+    flattened,
+    graph_function,
+)
+from specc.backends.printing.runtime.abi import (
+    MAX_BATCH_SIZE,
+    SLOTS,
+    WEIGHTS,
+    State,
+    Weights,
+    init_state,
+)
+from specc.backends.printing.runtime.stored import views
+
+# A prompt's tokens are taken in chunks of these sizes, so that there are two prefill graphs.
+SMALL_CHUNK = 32
+Runner = Callable[[StepGraph], Callable[..., Tensors]]
+
+
+def npu_package(name: str) -> Any:
+    """`torch_npu` or `torchair`. Raises RuntimeError with the remedy where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as missing:
+        raise RuntimeError(
+            f"{name} can't be imported ({missing}): compiling for an NPU needs the package torch_npu that fits this "
+            "torch, and CANN; eager=True runs the same steps without it, on any device that has the operators"
+        ) from missing
+
+
+def compiler_config(mode: str) -> Any:
+    """torchair's settings. "max-autotune" is its GE graph mode. Raises RuntimeError without torch_npu."""
+    npu_package("torch_npu")
+    config = npu_package("torchair").CompilerConfig()
+    config.mode = mode
+    return config
+
+
+def bucket(batch: int) -> int:
+    """The batch size whose graphs a batch uses: the next power of two, or the largest that the spec allows."""
+    return min(1 << (batch - 1).bit_length(), MAX_BATCH_SIZE)
+
+
+def chunk_size(tokens: int) -> int:
+    """The tokens of the prefill graph that takes a chunk of so many."""
+    return min(SMALL_CHUNK if tokens <= SMALL_CHUNK else PREFILL_CHUNK, PREFILL_CHUNK)
+
+
+def step_inputs(step: str, state: State, extra: Tensors) -> Tensors:
+    """A step's own tensors: `extra` (of prefill and commit), then its random numbers, computed eagerly."""
+    return (*extra, *draws_of(step, state, extra))
+
+
+class Steps:
+    """The steps of one batch size. Every step changes `state` in place and gives the record that the host reads.
+
+    The records of "step" and "plain" are int64 [B,W]: finished, the root token, then the columns
+    of RECORD, or the number of emitted tokens; those of the others end after the root token.
+    """
+
+    def __init__(
+        self, weights: Weights, batch: int, device: torch.device | str, runner: Runner
+    ) -> None:
+        self.state: State = init_state(batch, device)
+        self._tensors = flattened(weights, views(self.state))
+        self._functions = {step: runner(graph_function(step, batch)) for step in GRAPHS}
+
+    def run(self, step: str, *extra: Tensor) -> Tensor:
+        """Run "prefill" (input_ids, lengths), "step", "plain" or "flush"; its record."""
+        with torch.no_grad():
+            results = self._call(step, extra)
+            if step == "step" and not COMMIT_FUSED:
+                (ended,) = self._call("commit", results[1:])
+                return torch.cat((ended, results[0][:, ended.shape[1] :]), dim=1)
+        return results[0]
+
+    def _call(self, step: str, extra: Tensors) -> Tensors:
+        own = step_inputs(step, self.state, extra)
+        return self._functions[step](*self._tensors, *own)
+
+
+def eager_runner(graph: StepGraph) -> Callable[..., Tensors]:
+    """The function itself."""
+    return graph
+
+
+def compiled_runner(mode: str) -> Runner:
+    """Compile each step when it is first run, as one graph of fixed shapes."""
+    backend = npu_package("torchair").get_npu_backend(
+        compiler_config=compiler_config(mode)
+    )
+
+    def compiled(graph: StepGraph) -> Callable[..., Tensors]:
+        made: Callable[..., Tensors] = torch.compile(
+            graph, backend=backend, fullgraph=True, dynamic=False
+        )
+        return made
+
+    return compiled
+
+
+def build(
+    weights: Weights,
+    batch: int,
+    device: torch.device | str = "npu",
+    mode: str = "max-autotune",
+    *,
+    eager: bool = False,
+) -> Steps:
+    """The steps of a batch size, with a fresh state; compiled by torchair, each when it is first run.
+
+    Raises RuntimeError where torch_npu is missing; not with `eager`.
+    """
+    return Steps(
+        weights, batch, device, eager_runner if eager else compiled_runner(mode)
+    )
+
+
+def cache_compile(
+    directory: str | os.PathLike[str],
+    weights: Weights,
+    batch: int,
+    device: torch.device | str = "npu",
+    mode: str = "max-autotune",
+) -> Steps:
+    """As `build`, with torchair's compilation cache: another process loads from `directory` what this one compiled."""
+    inference = npu_package("torchair.inference")
+
+    def cached(graph: StepGraph) -> Callable[..., Tensors]:
+        made: Callable[..., Tensors] = inference.cache_compile(
+            graph.forward,
+            config=compiler_config(mode),
+            dynamic=False,
+            cache_dir=os.fspath(directory),
+            ge_cache=mode == "max-autotune",
+        )
+        return made
+
+    return Steps(weights, batch, device, cached)
+
+
+def input_names(step: str, count: int) -> list[str]:
+    """The names of a graph's `count` inputs, in order: weights.q_proj.0, state.k_cache.0, ..., input.0, ..."""
+    names: list[str] = []
+    for weight in WEIGHTS:
+        parts = (
+            [f".{layer}" for layer in range(weight.layers)]
+            if weight.layers is not None
+            else [""]
+        )
+        names += [f"weights.{weight.name}{part}" for part in parts]
+    for name, slot in SLOTS.items():
+        parts = (
+            [f".{layer}" for layer in range(slot.shape[0])]
+            if slot.batch_dim == 1
+            else [""]
+        )
+        names += [f"state.{name}{part}" for part in parts]
+    return names + [f"{step}.{number}" for number in range(count - len(names))]
+
+
+def export(
+    directory: str | os.PathLike[str],
+    weights: Weights,
+    batch: int = 1,
+    device: torch.device | str = "npu",
+    mode: str = "max-autotune",
+) -> list[str]:
+    """Write every step as a GE graph (torchair.dynamo_export), one folder each with the names of its inputs.
+
+    Returns the folders. Raises RuntimeError where torch_npu is missing.
+    """
+    torchair = npu_package("torchair")
+    state = init_state(batch, device)
+    tensors = flattened(weights, views(state))
+    folders: list[str] = []
+    for name, graph, extra in example_calls(tensors, state):
+        folder = Path(directory) / name
+        folder.mkdir(parents=True, exist_ok=True)
+        given = (*tensors, *extra)
+        torchair.dynamo_export(
+            *given,
+            model=graph,
+            export_path=str(folder),
+            export_name=name,
+            dynamic=False,
+            config=compiler_config(mode),
+        )
+        names = input_names(graph.step, len(given))
+        (folder / "inputs.json").write_text(json.dumps(names, indent=1) + "\n")
+        folders.append(str(folder))
+    return folders
+
+
+def example_calls(
+    tensors: Tensors, state: State
+) -> Iterator[tuple[str, StepGraph, Tensors]]:
+    """Every graph of a batch size with its own inputs, on a fresh state: every row is finished, nothing is emitted."""
+    batch, device = state.length.shape[0], state.length.device
+    calls: list[tuple[str, str, Tensors]] = [
+        (step, step, ()) for step in ("step", "plain", "flush")
+    ]
+    for size in sorted({chunk_size(1), PREFILL_CHUNK}):
+        ids = torch.zeros((batch, size), dtype=torch.int64, device=device)
+        calls.append((f"prefill-{size}", "prefill", (ids, torch.zeros_like(ids[:, 0]))))
+    for name, step, extra in calls:
+        yield name, graph_function(step, batch), step_inputs(step, state, extra)
+    if not COMMIT_FUSED:
+        # A commit takes what a step gives: run one.
+        with torch.no_grad():
+            results = graph_function("step", batch)(
+                *tensors, *step_inputs("step", state, ())
+            )
+        yield "commit", graph_function("commit", batch), results[1:]
