@@ -53,7 +53,8 @@ def traced_ops(function: Callable[..., Any], *arguments: Any, merged: bool = Fal
 
 def assert_convertible(function: Callable[..., Any], *arguments: Any) -> None:
     """Fails with the names of ops that GE has no form of."""
-    assert set(traced_ops(function, *arguments)) <= CONVERTED
+    missing = set(traced_ops(function, *arguments)) - CONVERTED
+    assert not missing, f"GE has no form of {sorted(missing)}"
 
 
 def strictly(function: Callable[..., Any], *arguments: Any) -> Any:
