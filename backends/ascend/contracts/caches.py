@@ -15,9 +15,10 @@ from torch.fx import Node
 from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor, npu_call, npu_calls
 from specc.backends.ascend.contracts.context import Context, sizes, words
 from specc.backends.ascend.contracts.distinct import distinct_rows
+from specc.ir.dims import BATCH, CHUNK
 from specc.ir.edit import is_loop, loop_parts, modules
 from specc.ir.ranges import interval as iv
-from specc.ir.ranges.bounds import ZERO, of_size
+from specc.ir.ranges.bounds import ZERO, Bound, integer, of_size
 from specc.ir.ranges.calls import call_of
 from specc.ir.ranges.interval import Interval
 
@@ -56,8 +57,15 @@ def _block(call: NpuCall, ctx: Context) -> None:
         message = f"rows {sizes(block)} along axis {axis} do not fit a cache {sizes(table)}"
         ctx.refuse("SPC540", call.node, message, "give rows and cache the same dims")
         return
-    legal = Interval(ZERO, of_size(table.shape[axis]) - of_size(block.shape[axis]))
-    _in_range(call, start, legal, f"{of_size(block.shape[axis])} rows from", ctx)
+    count = _row_count(block.shape[axis], ctx)
+    legal = Interval(ZERO, of_size(table.shape[axis]) - count)
+    _in_range(call, start, legal, f"{count} rows from", ctx)
+
+
+def _row_count(size: int, ctx: Context) -> Bound:
+    """How many rows a block has at most: a program's prompts have T rows, at most `prefill_chunk`, and some more."""
+    chunk = ctx.facts.attributes.get("prefill_chunk")
+    return integer(size - CHUNK + chunk) if chunk and 0 <= size - CHUNK < BATCH else of_size(size)
 
 
 def _in_range(call: NpuCall, index: Any, legal: Interval, what: str, ctx: Context) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from specc.diagnostics import Diagnostic, Span, error
+from specc.ir.edit import bodies, loop_parts
 from specc.ir.port import Port
 from specc.ir.printer import graph_lines
 from specc.ir.ranges import Ranges
@@ -48,6 +49,14 @@ class Context:
     spans: Mapping[str, Span] = field(default_factory=dict)
     is_program: bool = False
     found: dict[tuple[Node, str], Diagnostic] = field(default_factory=dict)
+    carried: dict[Node, tuple[Any, Any]] = field(default_factory=dict)
+    """Placeholders of values that a loop carries -> (what they start with, what the body hands on)."""
+
+    def __post_init__(self) -> None:
+        for node, _ in bodies(self.module):
+            parts = loop_parts(node)
+            trio = zip(parts.carried_inside, parts.carried, parts.carried_out, strict=True)
+            self.carried |= {inside: (start, after) for inside, start, after in trio}
 
     def refuse(self, code: str, node: Node, message: str, help: str, *notes: str) -> None:
         """Record that `node` breaks the contract `code`; `message` continues after the node's name."""
@@ -71,10 +80,8 @@ class Context:
         return any((node, code) in self.found for code in codes)
 
     def outer(self, node: Node) -> Node:
-        """The node outside of loops that a loop's placeholder stands for, itself otherwise."""
-        seen: set[Node] = set()
-        while node.op == "placeholder" and node in self.ranges.outer and node not in seen:
-            seen.add(node)
+        """The node outside of loops that a loop's placeholder stands for; itself where the loop changes it."""
+        while node.op == "placeholder" and node in self.ranges.outer and node not in self.carried:
             node = self.ranges.outer[node]
         return node
 

@@ -12,18 +12,19 @@ that sees none needs another mode of the attention op.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch.fx import Node
 
 from specc.backends.ascend.contracts.context import Context, input_names, words
-from specc.backends.ascend.contracts.positions import compared
+from specc.backends.ascend.contracts.positions import compared, is_causal, is_own_place
 from specc.ir.ranges.calls import Call, call_of, dtype_of, shape_of, value
 from specc.ir.ranges.interval import BOOL
 
 Known = Literal["hidden", "visible", "constant", "mixed", "unknown"]
+ROUNDS = 4
 NOTHING: frozenset[str] = frozenset()
 EVERYTHING = frozenset({"first", "self"})
 
@@ -100,6 +101,7 @@ def _both(left: Reading, right: Reading, node: Node, *, either: bool) -> Reading
 class _Reader:
     ctx: Context
     depth: int = 0
+    assumed: dict[Node, Reading] = field(default_factory=dict)
 
     def read(self, item: Any) -> Reading:
         """Backwards from an operand: a node, or a number."""
@@ -138,8 +140,24 @@ class _Reader:
         return Reading("unknown", at=node)
 
     def _input(self, node: Node) -> Reading:
+        if node in self.assumed:
+            return self.assumed[node]
+        if node in self.ctx.carried:
+            return self._carried(node)
         outer = self.ctx.outer(node)
         return self.read(outer) if outer is not node else Reading("unknown", at=node)
+
+    def _carried(self, node: Node) -> Reading:
+        """By induction: what holds of the start and, where it holds before a round, after the round too."""
+        start, after = self.ctx.carried[node]
+        held = self.read(start)
+        for _ in range(ROUNDS):
+            self.assumed[node] = held
+            found = joined(held, self.read(after), node, frozenset.intersection)
+            if found == held:
+                return held
+            held = found
+        return Reading("unknown", at=node)
 
     def _attribute(self, node: Node) -> Reading:
         held: Any = node.graph.owning_module
@@ -193,6 +211,24 @@ def _full(reader: _Reader, call: Call) -> Reading:
     return reader.read(reader.ctx.ranges.of(call.node).constant) if value(call.node) is not None else Reading("unknown")
 
 
+@_rule("specc::full_rows")
+def _full_rows(reader: _Reader, call: Call) -> Reading:
+    return reader.read(call.arg(2, "value"))
+
+
+@_rule("specc::int_table")
+def _table(reader: _Reader, call: Call) -> Reading:
+    """A tree that the spec fixes: which nodes of a level see which. Both readings fit some tables of one row only."""
+    values, shape = call.arg(1, "values"), call.arg(2, "shape")
+    if len(shape) != 2 or not set(values) <= {0, 1}:
+        return Reading("unknown", at=call.node)
+    rows = [values[at : at + shape[1]] for at in range(0, len(values), shape[1])]
+    shows, hides = is_causal(rows, 1), is_causal(rows, 0)
+    if shows and (reader.ctx.is_program or not hides):
+        return Reading("visible", frozenset({"self"}))
+    return Reading("hidden", frozenset({"self"})) if hides else Reading("unknown", at=call.node)
+
+
 @_rule("logical_not", "bitwise_not")
 def _not(reader: _Reader, call: Call) -> Reading:
     if call.name == "bitwise_not" and dtype_of(call.node) not in (torch.bool, None):
@@ -237,6 +273,8 @@ def _compare(reader: _Reader, call: Call) -> Reading:
     ranges = reader.ctx.ranges
     constant = ranges.of(other).constant if isinstance(other, (int, bool, Node)) else None
     bits = isinstance(call.first, Node) and ranges.of(call.first).within(BOOL)
+    if call.name == "eq" and not bits and is_own_place(call, reader.ctx):
+        return Reading("visible")
     if constant is not None and bits:
         if (call.name, constant) in _TRUE_WHEN_SET:
             return reader.read(call.first)

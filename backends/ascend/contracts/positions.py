@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -38,6 +39,26 @@ def compared(call: Call, ctx: Context) -> tuple[Meaning, bool] | None:
     if _is_keys(right, ctx) and _is_per_row(left):
         return _against(_MIRRORED[name], left, ctx)
     return None
+
+
+def is_own_place(call: Call, ctx: Context) -> bool:
+    """`key == number`, with a number per row: where the row's own key stands."""
+    left, right = call.first, call.arg(1, "other")
+    return any(_is_keys(one, ctx) and isinstance(other, Node) and _is_per_row(other) for one, other in
+               ((left, right), (right, left)))  # fmt: skip
+
+
+def is_causal(rows: Sequence[Sequence[int]], shown: int) -> bool:
+    """Whether rows of bits, read with `shown` for a key that is seen, can be nodes in order: row m is the node at some
+    place first + m, sees itself, and nothing behind itself."""
+    width = len(rows[0])
+    return any(
+        all(
+            row[first + number] == shown and all(bit != shown for bit in row[first + number + 1 :])
+            for number, row in enumerate(rows)
+        )
+        for first in range(width - len(rows) + 1)
+    )
 
 
 def _against(name: str, bound: Any, ctx: Context) -> tuple[Meaning, bool] | None:
