@@ -14,7 +14,7 @@ from specc.ir.edit import bodies, loop_parts
 from specc.ir.port import Port
 from specc.ir.printer import graph_lines
 from specc.ir.ranges import Ranges
-from specc.ir.ranges.bounds import Bound, of_size
+from specc.ir.ranges.bounds import ZERO, Bound, integer, of_size, symbol
 
 Stage = Literal["decode", "prefill"]
 Meaning = Literal["hidden", "visible"]
@@ -109,6 +109,20 @@ def static(size: Any) -> int | None:
     """A dimension as a number, None where it is symbolic."""
     bound: Bound = of_size(size)
     return bound.constant
+
+
+def at_most(bound: Bound, facts: Facts) -> Bound:
+    """An upper end with T at its largest: a program's prompts come in pieces of at most `prefill_chunk` rows."""
+    chunk = facts.attributes.get("prefill_chunk")
+    if not chunk or bound.infinite or any(factor < 0 for names, factor in bound.terms if "T" in names):
+        return bound
+    total = ZERO
+    for names, factor in bound.terms:
+        product = integer(factor)
+        for name in names:
+            product = product * (integer(int(chunk)) if name == "T" else symbol(name))
+        total = total + product
+    return total
 
 
 def sizes(tensor: torch.Tensor) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch.fx import Node
@@ -27,7 +26,7 @@ def distinct_rows(index: Any, ctx: Context, depth: int = 16) -> bool:
     the caller declares.
     """
     if not isinstance(index, Node) or depth == 0:
-        return isinstance(index, int)
+        return type(index) is int
     if any(name in ctx.facts.unique for name in input_names(index)):
         return True
     outer = ctx.outer(index)
@@ -57,11 +56,13 @@ def distinct_rows(index: Any, ctx: Context, depth: int = 16) -> bool:
 
 
 def _entries(node: Node) -> int | None:
-    shape = shape_of(node)
-    if shape is None:
-        return None
-    numbers = [static(size) for size in shape]
-    return None if None in numbers else math.prod(number for number in numbers if number is not None)
+    total = 1
+    for size in shape_of(node) or (None,):
+        number = None if size is None else static(size)
+        if number is None:
+            return None
+        total *= number
+    return total
 
 
 def _is_one(item: Any) -> bool:

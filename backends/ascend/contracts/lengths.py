@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import Node
 
 from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor
-from specc.backends.ascend.contracts.context import Context, static
+from specc.backends.ascend.contracts.context import Context, at_most, static
 from specc.backends.ascend.contracts.geometry import Attention, attention_of
 from specc.ir.ranges.bounds import integer, of_size
 from specc.ir.ranges.interval import Interval
@@ -66,7 +66,8 @@ def _text(lengths: Any) -> str:
 def _range(attention: Attention, lengths: Any, ctx: Context) -> None:
     if attention.keys is None or (attention.is_paged and static(attention.keys) is None):
         return
-    held, legal = ctx.ranges.of(lengths), Interval(integer(1), of_size(attention.keys))
+    found, legal = ctx.ranges.of(lengths), Interval(integer(1), of_size(attention.keys))
+    held = Interval(found.low, at_most(found.high, ctx.facts))
     if not held.within(legal):
         ctx.refuse(
             "SPC532",
