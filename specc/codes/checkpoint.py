@@ -163,6 +163,14 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "a GGUF file of another architecture",
     ),
     Code(
+        "SPC426",
+        "the torch_npu wheel is not there, or is not what it should be",
+        "The Ascend target is checked with the Python files of torch_npu's wheel, which is unpacked beside the models "
+        "and never installed: installed without CANN it breaks `import torch`. `specc fetch torch-npu` brings it; "
+        "$SPECC_TORCH_NPU names another copy (a wheel, or a folder into which one was unpacked).",
+        "specc check spec.yaml --target ascend      (before specc fetch torch-npu)",
+    ),
+    Code(
         "SPC440",
         "the tokenizer cannot be loaded",
         "tokenizer.json is missing from the model folder, or is not a tokenizer of the `tokenizers` package.",

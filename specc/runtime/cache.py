@@ -17,25 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from specc.cache_folder import cache_root as cache_root
 from specc.diagnostics import DiagnosticError, error
 from specc.output import umask, write_json
 
 MANIFEST = "specc-manifest.json"
 MODELS_FOLDER = "models"
 CHUNK_BYTES = 1 << 20
-
-
-def cache_root() -> Path:
-    """`$SPECC_CACHE`, else `specc` in the platform's cache folder. The folder need not exist."""
-    chosen = os.environ.get("SPECC_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "specc" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "specc"
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "specc"
 
 
 def model_folder(name: str) -> Path:

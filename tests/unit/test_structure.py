@@ -20,7 +20,7 @@ MAX_KERNEL_LINES = 80
 """Of a function in a folder `kernels` that runs on a device: its parameters alone can take ten lines."""
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("diagnostics", "codes", "invariants", "output"),
+    ("diagnostics", "codes", "invariants", "output", "cache_folder"),
     ("models",),
     ("spec",),
     ("train",),

@@ -132,7 +132,7 @@ class _Receiving:
 
 @contextmanager
 def _torchair_silenced() -> Iterator[None]:
-    """The wheel's files are compiled on first use and hold invalid escapes: their warnings, and only theirs, are off."""
+    """The wheel's files are compiled on first use and hold invalid escapes: only their warnings are off."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r".*torchair")
         yield

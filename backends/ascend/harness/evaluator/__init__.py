@@ -9,8 +9,8 @@ accumulated in float32, as the vector and cube units document it. hf32 is off (t
 
 from __future__ import annotations
 
-from specc.backends.ascend.harness.evaluator import families as families
 from specc.backends.ascend.harness.evaluator.engine import evaluate
+from specc.backends.ascend.harness.evaluator.families import FAMILIES
 from specc.backends.ascend.harness.evaluator.node import Node, Undefined, Unmodelled, operators
 
-__all__ = ["Node", "Undefined", "Unmodelled", "evaluate", "operators"]
+__all__ = ["FAMILIES", "Node", "Undefined", "Unmodelled", "evaluate", "operators"]

@@ -18,18 +18,18 @@ from specc.backends.ascend.harness.evaluator import (
     select,
 )
 
-__all__ = [
-    "attention",
-    "cast",
-    "constant",
-    "delta_rule",
-    "fused",
-    "gather",
-    "layout",
-    "matmul",
-    "moe",
-    "pointwise",
-    "reduce",
-    "scatter",
-    "select",
-]
+FAMILIES = (
+    attention,
+    cast,
+    constant,
+    delta_rule,
+    fused,
+    gather,
+    layout,
+    matmul,
+    moe,
+    pointwise,
+    reduce,
+    scatter,
+    select,
+)
