@@ -21,6 +21,7 @@ from specc.backends.ascend.runtime.graphs import (
     flattened,
     graph_function,
 )
+from specc.backends.ascend.runtime.merge import merge_duplicates
 from specc.backends.printing.runtime.abi import (
     MAX_BATCH_SIZE,
     SLOTS,
@@ -37,7 +38,7 @@ Runner = Callable[[StepGraph], Callable[..., Tensors]]
 
 
 def npu_package(name: str) -> Any:
-    """`torch_npu` or `torchair`. Raises RuntimeError with the remedy where it is not installed."""
+    """A module of torch_npu or torchair. Raises RuntimeError with the remedy where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as missing:
@@ -51,7 +52,10 @@ def compiler_config(mode: str) -> Any:
     """torchair's settings. "max-autotune" is its GE graph mode. Raises RuntimeError without torch_npu."""
     npu_package("torch_npu")
     config = npu_package("torchair").CompilerConfig()
+    # The form of fused attention whose lengths are tensors is declared when this is imported.
+    npu_package("torchair.ops._npu_fused_infer_attention_score")
     config.mode = mode
+    config.post_grad_custom_pre_pass = merge_duplicates
     return config
 
 
