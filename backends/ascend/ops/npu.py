@@ -7,22 +7,26 @@ import torch
 
 def npu_rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + epsilon) * gamma over the last dim of x [...,H]; gamma [H]."""
-    return torch.ops.npu.npu_rms_norm(x, gamma, epsilon)[0]
+    made: torch.Tensor = torch.ops.npu.npu_rms_norm(x, gamma, epsilon)[0]
+    return made
 
 
 def npu_rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [B,T,H,D] rotated in halves by cos, sin [B,T,1,D], both halves of which are the same."""
-    return torch.ops.npu.npu_rotary_mul(x, cos, sin)
+    made: torch.Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin)
+    return made
 
 
 def npu_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of the halves of the last dim."""
-    return torch.ops.npu.npu_swiglu(gate_up, -1)
+    made: torch.Tensor = torch.ops.npu.npu_swiglu(gate_up, -1)
+    return made
 
 
 def npu_scatter_update(cache: torch.Tensor, start: torch.Tensor, rows: torch.Tensor, axis: int) -> torch.Tensor:
     """cache [B,C,…] with rows [B,M,…] from row start[b] on; start int64 [B]. The device checks no address."""
-    return torch.ops.npu.scatter_update(cache, start, rows, axis)
+    made: torch.Tensor = torch.ops.npu.scatter_update(cache, start, rows, axis)
+    return made
 
 
 def npu_fused_infer_attention_score(
@@ -43,8 +47,9 @@ def npu_fused_infer_attention_score(
     In a compiled graph the lengths [B] are a tensor, which only torchair's own operator takes: as host numbers they
     would compile a graph per length. Eagerly the mask alone says what is seen.
     """
+    made: torch.Tensor
     if torch.compiler.is_compiling():
-        return torch.ops.air.npu_fused_infer_attention_score(
+        made = torch.ops.air.npu_fused_infer_attention_score(
             q,
             k,
             v,
@@ -57,7 +62,8 @@ def npu_fused_infer_attention_score(
             sparse_mode=sparse_mode,
             inner_precise=inner_precise,
         )[0]
-    return torch.ops.npu.npu_fused_infer_attention_score(
+        return made
+    made = torch.ops.npu.npu_fused_infer_attention_score(
         q,
         k,
         v,
@@ -69,3 +75,4 @@ def npu_fused_infer_attention_score(
         sparse_mode=sparse_mode,
         inner_precise=inner_precise,
     )[0]
+    return made
