@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import importlib.util
+import re
 import signal
 import sys
 import warnings
@@ -35,6 +36,7 @@ TENSOR_LENGTH_ATTENTION = "torchair.ops._npu_fused_infer_attention_score"
 """Declares `torch.ops.air.npu_fused_infer_attention_score`; torchair imports it only on first use."""
 MAKER = "_specc_fx_node"
 MAKER_PLACE = "_specc_fx_place"
+FRAME = re.compile(r'\s*File "(.+)", line (\d+)')
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -126,9 +128,14 @@ def _name_the_makers() -> None:
 
 
 def _place(node: Any) -> str:
-    """`file:line code` of the source that made an FX node, "" if it is not known."""
-    lines = (node.stack_trace or "").strip().splitlines()
-    return " ".join(line.strip() for line in lines[-2:])
+    """`file:line: code` of the source that made an FX node, "" if it is not known."""
+    lines = (node.stack_trace or "").splitlines()
+    found = [place for place, line in enumerate(lines) if FRAME.match(line)]
+    if not found:
+        return ""
+    file, number = FRAME.match(lines[found[-1]]).groups()  # type: ignore[union-attr]
+    code = lines[found[-1] + 1].strip() if found[-1] + 1 < len(lines) else ""
+    return f"{Path(file).name}:{number}: {code}"
 
 
 def _execute(path: Path) -> None:

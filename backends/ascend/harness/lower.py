@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from specc.backends.ascend.harness.environment import torchair_loaded
 from specc.backends.ascend.harness.evaluator import evaluate
 from specc.backends.ascend.harness.extension import DeviceGraph
+from specc.backends.ascend.runtime.merge import merge_duplicates
 
 MODE = "max-autotune"
 RECOMPILE_LIMIT = 4096
@@ -30,17 +31,26 @@ class _Recorded(Exception):
 
 @dataclass(slots=True)
 class LoadedGraph:
-    """One GE graph as the device would have received it. `proto` is torchair's GraphDef."""
+    """One GE graph as the device would have received it. `proto` is torchair's GraphDef.
+
+    `assigned`: output index -> index of the input whose memory receives it (a dense `state.copy_(new)`).
+    """
 
     proto: Any
     options: dict[str, str]
     recording: Callable[[], bool]
     failure: BaseException | None = None
     runs: int = 0
+    assigned: dict[int, int] = field(default_factory=dict)
 
     def run(self, inputs: list[torch.Tensor], assigned: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """One step: RefData inputs change in place, assigned outputs are written where torchair wants them."""
         if self.recording():
+            self.assigned = {
+                place: next(index for index, value in enumerate(inputs) if value is target)
+                for place, target in enumerate(assigned)
+                if target is not None
+            }
             raise _Recorded
         self.runs += 1
         try:
@@ -138,15 +148,23 @@ def _torchair_silenced() -> Iterator[None]:
         yield
 
 
-def lower(function: Callable[..., Any], inputs: Sequence[Any], *, mode: str = MODE) -> Lowered:
+def lower(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    mode: str = MODE,
+    pre_pass: Callable[..., None] | None = merge_duplicates,
+) -> Lowered:
     """Lower `function(*inputs)` as one static graph. The inputs are not changed, nothing is executed.
 
+    `pre_pass` is torchair's `post_grad_custom_pre_pass`; the default is what generated modules set, too.
     Raises LoweringFailed with torchair's reason (an op without a converter, a graph break).
     """
     lowered = Lowered()
     with lowered._receiving(), torchair_loaded() as torchair:
         config = torchair.CompilerConfig()
         config.mode = mode
+        config.post_grad_custom_pre_pass = pre_pass
         backend = torchair.get_npu_backend(compiler_config=config)
 
         def counted(module: Any, examples: Any) -> Any:
