@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from specc.diagnostics import Diagnostic, error
+from specc.diagnostics import Diagnostic, Span, error
 from specc.ir.edit import modules
 from specc.ir.op import info
 from specc.program import DecodeProgram
@@ -23,13 +23,14 @@ class ModuleInfo:
     """What the header of a generated module states besides the program itself.
 
     `spec` is the resolved spec as plain values (never a path); `fingerprint` and `pipeline` identify spec and passes;
-    `lines` maps dotted spec keys to 1-based lines of the YAML, for the comments.
+    `lines` maps dotted spec keys to 1-based lines of the YAML, for the comments; `spans` to their places, for findings.
     """
 
     spec: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     pipeline: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)
+    spans: Mapping[str, Span] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,10 @@ def _pipeline_fingerprint(pipeline: Pipeline) -> str:
 
 def module_info(loaded: LoadedSpec, target: str = "reference") -> ModuleInfo:
     """What the header of the generated module says of the spec."""
-    lines = {key: span.line for key, span in spans_of(loaded).items()}
+    spans = spans_of(loaded)
+    lines = {key: span.line for key, span in spans.items()}
     pipeline = _pipeline_fingerprint(pipeline_of(loaded.spec, target=target))
-    return ModuleInfo(to_mapping(loaded.spec), fingerprint(loaded.spec), pipeline, lines)
+    return ModuleInfo(to_mapping(loaded.spec), fingerprint(loaded.spec), pipeline, lines, spans)
 
 
 def compile_spec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.declared import declared
 from specc.backends.ascend.ops.table import KERNELS, NAMES, POINTWISE, special
 from specc.backends.ascend.runtime.build import build, cache_compile, export
@@ -12,7 +13,7 @@ from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
 from specc.diagnostics import DiagnosticError
-from specc.program import INDEX_SAFE, LAYER_MAJOR, TREE_MASKED, DecodeProgram
+from specc.program import NPU_LEGAL, DecodeProgram
 
 DIALECT = Dialect(
     name="ascend",
@@ -35,13 +36,11 @@ class AscendBackend:
     """torch and torch_npu operators for torchair's graph mode; takes a program in value form."""
 
     name: str = "ascend"
-    capabilities: Capabilities = field(
-        default_factory=lambda: Capabilities(properties=frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR}))
-    )
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(properties=frozenset({NPU_LEGAL})))
 
     def generate(self, program: DecodeProgram, module: ModuleInfo) -> str:
         """The source of the module. Raises DiagnosticError for what the capability table or a contract refuses."""
-        found = refusals(self, program, module.spec)
+        found = refusals(self, program, module.spec) or check_contracts(program, module.spans)
         if found:
             raise DiagnosticError(found)
         return generate(DIALECT, program, module)

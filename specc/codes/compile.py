@@ -8,14 +8,15 @@ COMPILE_CODES: tuple[Code, ...] = (
     Code(
         "SPC200",
         "an unknown compile target",
-        "`--target` takes reference, triton or ascend.",
+        "`--target` takes reference, triton, ascend, onnx or mlir.",
         "specc compile spec.yaml --target cuda",
     ),
     Code(
         "SPC201",
-        "a backend that is not built yet",
-        "The language knows the backend and its options are checked, but this version can't generate code for it.",
-        "specc compile spec.yaml --target ascend",
+        "a backend that is not built yet (retired)",
+        "Retired: earlier versions knew the Ascend backend and checked its options without generating code for it. "
+        "Every target of this version is built.",
+        "specc compile spec.yaml --target ascend      (in those versions)",
     ),
     Code(
         "SPC205",

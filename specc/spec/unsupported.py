@@ -13,7 +13,6 @@ from specc.spec.load import LoadedSpec
 from specc.spec.names import RECURRENT_FAMILIES
 
 TARGETS: tuple[str, ...] = ("reference", "triton", "ascend", "onnx", "mlir")
-BUILT_TARGETS: frozenset[str] = frozenset({"reference", "triton", "ascend", "onnx", "mlir"})
 DTYPES: dict[str, frozenset[str]] = {
     "reference": frozenset({"float32", "float64"}),
     "triton": frozenset({"float32", "bfloat16", "float16"}),
@@ -40,15 +39,6 @@ def unsupported(loaded: LoadedSpec, target: str) -> list[Diagnostic]:
 
 
 def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
-    if target not in BUILT_TARGETS:
-        span = loaded.source.key_span("backend", target) if loaded.source.has("backend", target) else None
-        yield error(
-            "SPC201",
-            f"the {target} backend is not built yet",
-            span,
-            label="accepted, but not used yet" if span else "",
-            help="compile with `--target reference`, which runs anywhere",
-        )
     if target == "ascend" and not loaded.source.has("backend", "ascend"):
         yield from ascend.contracts(loaded.view)
 

@@ -26,8 +26,8 @@ def test_a_plain_transformer_compiles_for_the_reference() -> None:
     ("text", "target", "expected"),
     [
         (SPEC_START, "cuda", [("SPC200", None)]),
-        (SPEC_START, "ascend", [("SPC201", None)]),
-        (SPEC_START + "backend: {ascend: {}}\n", "ascend", [("SPC201", 5)]),
+        (SPEC_START, "ascend", []),
+        (SPEC_START + "backend: {ascend: {}}\n", "ascend", []),
         (SPEC_START, "triton", []),
         (SPEC_START + "backend: {triton: {}}\n", "triton", []),
         (DELTANET, "reference", []),
@@ -49,7 +49,7 @@ def test_refusals(text: str, target: str, expected: list[tuple[str, int | None]]
 
 def test_ascend_contracts_are_checked_for_its_target_without_its_section() -> None:
     text = SPEC_START + "draft: {method: prompt_lookup, num_speculative_tokens: 16}\n"
-    assert [code for code, _ in refusals(text, "ascend")] == ["SPC160", "SPC201"]
+    assert [code for code, _ in refusals(text, "ascend")] == ["SPC160"]
     assert refusals(text, "reference") == []
 
 
