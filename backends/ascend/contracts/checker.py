@@ -24,8 +24,8 @@ from specc.passes.rewrite_negative_indices.diagnose import untyped
 from specc.passes.rewrite_negative_indices.types import record_types
 from specc.program import DecodeProgram
 
-CALL_CHECKS = (check_attention, check_masks, check_lengths, check_scatter, check_delta)
-"""One per family of ops; each is called with every NPU call."""
+CALL_CHECKS = (check_masks, check_attention, check_lengths, check_scatter, check_delta)
+"""One per family of ops; each is called with every NPU call. Masks come first: what is wrong with one implies more."""
 GRAPH_CHECKS = (check_in_place, check_products, check_indices, check_converters, check_host)
 """Contracts between nodes, and of ops that are not the NPU's own."""
 PREFILL = "prefill"

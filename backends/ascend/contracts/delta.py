@@ -12,6 +12,7 @@ from torch.fx import Node
 from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor
 from specc.backends.ascend.contracts.context import Context, sizes, static, words
 from specc.ir.edit import modules
+from specc.ir.op import info
 from specc.ir.ranges import interval as iv
 from specc.ir.ranges.bounds import of_size
 from specc.ir.ranges.calls import Call, call_of, dtype_of, shape_of
@@ -77,6 +78,7 @@ def check_products(ctx: Context) -> None:
     """SPC554: products of the node-by-node triangle and of the state, in half precision."""
     for module in modules(ctx.module):
         for node in module.graph.nodes:
+            _state_of_our_ops(node, ctx)
             call = call_of(node)
             if call is None or call.name not in _PRODUCTS:
                 continue
@@ -90,6 +92,17 @@ def check_products(ctx: Context) -> None:
                         "2e-2 (bfloat16) on repeated keys, against 5e-8",
                         "cast the operands to float32 before the product, and the result back after it",
                     )
+
+
+def _state_of_our_ops(node: Node, ctx: Context) -> None:
+    """Our delta rule ops compute in the dtype of their state."""
+    declaration = info(node.target)
+    if declaration is None or not declaration.name.startswith("delta_rule") or not node.args:
+        return
+    dtype = dtype_of(node.args[0])
+    if dtype in HALF:
+        help = "keep the state in float32"
+        ctx.refuse("SPC554", node, f"the state is {dtype}, and so are all products with it", help)
 
 
 def _factors(call: Call) -> Iterator[Node]:

@@ -272,14 +272,15 @@ def _compare(reader: _Reader, call: Call) -> Reading:
     other = call.arg(1, "other")
     ranges = reader.ctx.ranges
     constant = ranges.of(other).constant if isinstance(other, (int, bool, Node)) else None
-    bits = isinstance(call.first, Node) and ranges.of(call.first).within(BOOL)
-    if call.name == "eq" and not bits and is_own_place(call, reader.ctx):
+    if constant in (0, 1):
+        tested = reader.read(call.first)
+        if tested.known in ("hidden", "visible", "mixed") or ranges.of(call.first).within(BOOL):
+            if (call.name, constant) in _TRUE_WHEN_SET:
+                return tested
+            if (call.name, constant) in _TRUE_WHEN_CLEAR:
+                return inverted(tested)
+    if call.name == "eq" and is_own_place(call, reader.ctx):
         return Reading("visible")
-    if constant is not None and bits:
-        if (call.name, constant) in _TRUE_WHEN_SET:
-            return reader.read(call.first)
-        if (call.name, constant) in _TRUE_WHEN_CLEAR:
-            return inverted(reader.read(call.first))
     found = compared(call, reader.ctx)
     if found is None:
         return Reading("unknown", at=call.node)
