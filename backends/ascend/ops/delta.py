@@ -40,14 +40,13 @@ def delta_rule_verify(
     state [B,HV,V,K]; q, k [B,N,H,K] raw, v [B,N,HV,V], g, beta [B,N,HV]; mask bool [B,N,N] (None: a chain).
     """
     dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
-    x = unit_rows(torch.cat((q, k), dim=1), dtype, heads)
+    x = unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes)
     across = columns(x)
     gram = torch.bmm(key_rows(x.narrow(1, nodes, nodes)), across)
     old = torch.bmm(matrices(state), across)
     seen = tree_mask(v, mask, heads)
     total = path_sums(numbers(g, dtype), seen)
-    scale = float(q.shape[-1]) ** -0.5
-    o, u, _, _ = solve(gram, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen, scale)
+    o, u, _, _ = solve(gram, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen)
     return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)
 
 
@@ -64,13 +63,12 @@ def delta_rule_verify_states(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`delta_rule_verify` that also returns every node's state [B,N,HV,V,K]: e^G S + sum_j e^(G - G_j) u_j k_j^T."""
     dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
-    x = unit_rows(torch.cat((q, k), dim=1), dtype, heads)
+    x = unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes)
     across, keys, before = columns(x), key_rows(x.narrow(1, nodes, nodes)), matrices(state)
     gram, old = torch.bmm(keys, across), torch.bmm(before, across)
     seen = tree_mask(v, mask, heads)
     total = path_sums(numbers(g, dtype), seen)
-    scale = float(q.shape[-1]) ** -0.5
-    o, u, ratio, decay = solve(gram, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen, scale)
+    o, u, ratio, decay = solve(gram, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen)
     size, values, width = before.shape
     shares = u.unsqueeze(1) * ratio.transpose(1, 2).unsqueeze(2)
     added = torch.bmm(shares.reshape(size, nodes * values, nodes), keys).reshape(size, nodes, values, width)
@@ -93,21 +91,20 @@ def delta_rule_chunk(
     A token with g = beta = 0 leaves the state as it is.
     """
     dtype, heads = state.dtype, state.shape[1]
-    scale = float(q.shape[-1]) ** -0.5
     tile, outputs, factors = matrices(state), [], []
     for first in range(0, v.shape[1], chunk):
         size = min(chunk, v.shape[1] - first)
         queries, keys, part = (x.narrow(1, first, size) for x in (q, k, v))
         decays, rates = (numbers(x.narrow(1, first, size), dtype) for x in (g, beta))
-        x = unit_rows(torch.cat((queries, keys), dim=1), dtype, heads)
+        x = unit_rows(torch.cat((queries, keys), dim=1), dtype, heads, size)
         across, rows = columns(x), key_rows(x.narrow(1, size, size))
         gram, old = torch.bmm(rows, across), torch.bmm(tile, across)
         seen = tree_mask(part, None, heads)
         total = path_sums(decays, seen)
-        o, u, ratio, decay = solve(gram, old, columns(part.to(dtype)), total, rates, seen, scale)
+        o, u, ratio, decay = solve(gram, old, columns(part.to(dtype)), total, rates, seen)
         # The last column of the ratios leads to the chunk's end.
         left = ratio.narrow(2, size - 1, 1).reshape(-1, 1, size)
-        tile = tile * decay.narrow(2, size - 1, 1) + torch.bmm(u * left, rows)
+        tile = torch.addcmul(torch.bmm(u * left, rows), tile, decay.narrow(2, size - 1, 1))
         outputs.append(unfolded(o, heads, v.dtype))
         factors.append(unfolded(u, heads, dtype))
     after = tile.reshape(state.shape)
@@ -146,8 +143,8 @@ def delta_rule_commit(
     node = path.clamp(0, k.shape[1] - 1)
     live = rows_in_order(path.shape[1], state.device) < count.unsqueeze(1)
     keys, factors, decay = weighted(take_rows(k, node), take_rows(u, node), take_rows(g, node), live, dtype)
-    added = torch.bmm(factors, key_rows(unit_rows(keys, dtype, heads)))
-    return (matrices(state) * decay + added).reshape(state.shape)
+    added = torch.bmm(factors, key_rows(unit_rows(keys, dtype, heads, 0)))
+    return torch.addcmul(added, matrices(state), decay).reshape(state.shape)
 
 
 def delta_rule_verify_pending(
@@ -180,19 +177,17 @@ def delta_rule_verify_pending(
     rows = pending_k.shape[1]
     live = rows_in_order(rows, state.device) < count.unsqueeze(1)
     old_keys, factors, old_decay = weighted(pending_k, pending_u, pending_g, live, dtype)
-    x = unit_rows(torch.cat((q, k, old_keys.to(k.dtype)), dim=1), dtype, heads)
+    x = unit_rows(torch.cat((q, k, old_keys.to(k.dtype)), dim=1), dtype, heads, nodes)
     across = columns(x.narrow(1, 0, 2 * nodes))
     sources = key_rows(x.narrow(1, nodes, nodes + rows))
-    gram = torch.bmm(sources, across)
+    near, far = torch.bmm(sources, across).split([nodes, rows], 1)
     before = matrices(state)
-    old = torch.bmm(before, across) * old_decay + torch.bmm(factors, gram.narrow(1, nodes, rows))
+    old = torch.addcmul(torch.bmm(factors, far), torch.bmm(before, across), old_decay)
     seen = tree_mask(v, mask, heads)
     total = path_sums(numbers(g, dtype), seen)
-    scale = float(q.shape[-1]) ** -0.5
-    near = gram.narrow(1, 0, nodes)
-    o, u, _, _ = solve(near, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen, scale)
+    o, u, _, _ = solve(near, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen)
     # Where nothing is due the state is multiplied by 1 and gets zeros: bit for bit what it was.
-    due = (count >= max(window, 1)).reshape(-1, 1, 1, 1).expand(-1, heads, 1, 1).reshape(-1, 1, 1)
-    kept = torch.where(due, old_decay, torch.ones_like(old_decay))
-    added = torch.bmm(torch.where(due, factors, torch.zeros_like(factors)), sources.narrow(1, nodes, rows))
-    return (before * kept + added).reshape(state.shape), unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)
+    stays = (count < max(window, 1)).reshape(-1, 1, 1, 1).expand(-1, heads, 1, 1).reshape(-1, 1, 1)
+    added = torch.bmm(factors.masked_fill(stays, 0.0), sources.narrow(1, nodes, rows))
+    after = torch.addcmul(added, before, old_decay.masked_fill(stays, 1.0)).reshape(state.shape)
+    return after, unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)

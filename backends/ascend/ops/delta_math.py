@@ -12,11 +12,16 @@ from specc.backends.ascend.ops.attention import columns, values
 from specc.ir.ops.delta_math import EPS
 
 
-def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int) -> torch.Tensor:
-    """x / sqrt(sum x^2 + eps) over the last dim; heads [B,R,H,K] repeated to [B,R,HV,K]."""
-    wide = x.to(dtype)
-    normed = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + EPS)
+def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int, queries: int) -> torch.Tensor:
+    """x / sqrt(sum x^2 + eps) over the last dim; heads [B,R,H,K] repeated to [B,R,HV,K].
+
+    The first `queries` rows are scaled by K^-0.5, under the root: sqrt(K sum x^2 + K eps).
+    """
     batch, rows, heads, dim = x.shape
+    wide = x.to(dtype)
+    is_query = torch.arange(rows, device=x.device).reshape(-1, 1, 1) < queries
+    share = is_query.to(dtype) * (dim - 1) + 1.0
+    normed = wide * torch.rsqrt(torch.addcmul(share * EPS, (wide * wide).sum(-1, keepdim=True), share))
     if heads == value_heads:
         return normed
     spread = normed.unsqueeze(3).expand(batch, rows, heads, value_heads // heads, dim)
@@ -31,7 +36,7 @@ def numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def unfolded(x: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
     """[B*HV,V,R] as [B,R,HV,V]."""
     _, dim, rows = x.shape
-    return x.reshape(-1, heads, dim, rows).permute(0, 3, 1, 2).contiguous().to(dtype)
+    return x.reshape(-1, heads, dim, rows).permute(0, 3, 1, 2).to(dtype)
 
 
 def tree_mask(v: torch.Tensor, mask: torch.Tensor | None, heads: int) -> torch.Tensor:
@@ -58,7 +63,7 @@ def unit_upper_inverse(a: torch.Tensor) -> torch.Tensor:
     while half < size:
         part, block = place // half, place // (2 * half)
         pairs = (block.unsqueeze(1) == block) & (part.unsqueeze(1) < part)
-        links = a * pairs.to(a.dtype)
+        links = a.masked_fill(pairs.logical_not(), 0.0)
         inverse = inverse - links if half == 1 else inverse - torch.bmm(torch.bmm(inverse, links), inverse)
         half *= 2
     return inverse if size > 1 else inverse.expand(a.shape[0], -1, -1)
@@ -71,12 +76,11 @@ def solve(
     total: torch.Tensor,
     beta: torch.Tensor,
     seen: torch.Tensor,
-    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """o, u [Z,V,N], the ratios e^(G_i - G_j) [Z,N,N] (0 where j is not seen) and e^G [Z,1,N] of N nodes.
 
     gram [Z,N,2N]: k_j . (q_i, then k_i); old [Z,V,2N]: the state's answers to (q_i, then k_i); v [Z,V,N]; total [Z,1,N]
-    = G, the sum of g over a node's path; beta [Z,1,N]; seen bool [Z,N,N] as [.., j, i]; `scale` belongs to q.
+    = G, the sum of g over a node's path; beta [Z,1,N]; seen bool [Z,N,N] as [.., j, i].
 
     (I + A) U = beta (V - e^G (K S^T)) with A_ij = beta_i e^(G_i - G_j) (k_i . k_j); O = e^G (Q S^T) + P U.
     """
@@ -85,10 +89,12 @@ def solve(
     apart = total - total.reshape(-1, size, 1)
     ratio = apart.masked_fill(seen.logical_not(), float("-inf")).exp()
     decay = total.exp()
-    inverse = unit_upper_inverse(gram.narrow(2, size, size) * ratio * beta)
-    u = torch.bmm(beta * (v - decay * old.narrow(2, size, size)), inverse)
-    near = torch.bmm(u, gram.narrow(2, 0, size) * ratio)
-    return (decay * old.narrow(2, 0, size) + near) * scale, u, ratio, decay
+    near, links = gram.split([size, size], 2)
+    answers, recalled = old.split([size, size], 2)
+    inverse = unit_upper_inverse(links * (ratio * beta))
+    u = torch.bmm(beta * torch.addcmul(v, decay, recalled, value=-1.0), inverse)
+    o = torch.addcmul(torch.bmm(u, near * ratio), decay, answers)
+    return o, u, ratio, decay
 
 
 def path_sums(g: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -105,16 +111,16 @@ def weighted(
     e^(G - G_j) u_j as [Z,V,R], zero in the other rows, and e^G [Z,1,1]. What the other rows hold has no effect.
     """
     rows = live.shape[1]
-    shown = live.unsqueeze(2)
-    decays = numbers(torch.where(shown, g, torch.zeros_like(g)), dtype)
-    shown = shown.unsqueeze(3)
-    keys = torch.where(shown, k, torch.zeros_like(k))
-    factors = columns(torch.where(shown, u, torch.zeros_like(u)).to(dtype))
+    hidden = live.logical_not().unsqueeze(2)
+    decays = numbers(g.masked_fill(hidden, 0.0), dtype)
+    hidden = hidden.unsqueeze(3)
+    keys, factors = k.masked_fill(hidden, 0.0), columns(u.masked_fill(hidden, 0.0).to(dtype))
     # Column j sums what comes after row j; the last column sums all.
     place = torch.arange(rows + 1, device=g.device)
     after = (place.narrow(0, 0, rows).unsqueeze(1) > place) | (place == rows)
-    sums = (decays.reshape(-1, rows) @ after.to(dtype)).exp().unsqueeze(1)
-    return keys, factors * sums.narrow(2, 0, rows), sums.narrow(2, rows, 1)
+    sums = torch.mm(decays.reshape(-1, rows), after.to(dtype)).exp().unsqueeze(1)
+    behind, all_rows = sums.split([rows, 1], 2)
+    return keys, factors * behind, all_rows
 
 
 def matrices(state: torch.Tensor) -> torch.Tensor:

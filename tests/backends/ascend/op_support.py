@@ -18,7 +18,7 @@ DECLARED = {declared.name: declared for declared in REGISTRY.values()}
 # Aten overloads that torchair 2.13 converts, as far as our functions use them: its own list names about 360.
 CONVERTED = frozenset(
     """
-    _log_softmax.default _softmax.default _to_copy.default _unsafe_view.default abs.default add.Tensor addmm.default
+    _log_softmax.default _softmax.default _to_copy.default _unsafe_view.default abs.default add.Tensor addcmul.default addmm.default
     alias.default any.dim arange.default arange.start arange.start_step bitwise_and.Tensor bitwise_not.default
     bitwise_or.Tensor bmm.default cat.default clamp.default clamp_min.default clone.default cos.default cumsum.default
     detach.default div.Tensor div.Tensor_mode eq.Scalar eq.Tensor exp.default expand.default floor_divide.default
