@@ -1,0 +1,57 @@
+"""Exported MLIR steps on the CPU, compiled and run by IREE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    "--iree-input-demote-f64-to-f32=false",
+)
+
+
+class IreeSteps:
+    """One compiled module per step, made when the step is first run; one thread."""
+
+    def __init__(self, modules: Mapping[str, bytes]) -> None:
+        self.modules = modules
+        self.functions: dict[str, Any] = {}
+
+    def function(self, step: str) -> Any:
+        """The compiled function of a step. Raises RuntimeError where IREE can't compile it."""
+        if step not in self.functions:
+            self.functions[step] = loaded(compiled(self.modules[step]), step)
+        return self.functions[step]
+
+    def __call__(self, step: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run a step."""
+        results = self.function(step)(*(value.contiguous().numpy() for value in tensors))
+        results = results if isinstance(results, (list, tuple)) else [results]
+        return [torch.from_numpy(value.to_host().copy()) for value in results]
+
+
+def compiled(text: bytes) -> bytes:
+    """The executable of a module of MLIR. Raises RuntimeError with what the compiler said."""
+    from iree.compiler import CompilerToolError, compile_str  # only there where the extra is installed
+
+    try:
+        return bytes(compile_str(text, extra_args=list(FLAGS)))
+    except CompilerToolError as reason:
+        raise RuntimeError(str(reason)) from reason
+
+
+def loaded(executable: bytes, name: str) -> Any:
+    """The function called `name` of an executable."""
+    from iree import runtime
+
+    config = runtime.Config("local-sync")
+    context = runtime.SystemContext(config=config)
+    context.add_vm_module(runtime.VmModule.copy_buffer(context.instance, executable))
+    module = next(item for key, item in context.modules.items() if key != "hal")
+    return getattr(module, name)
