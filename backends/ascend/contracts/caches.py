@@ -16,7 +16,7 @@ from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor, npu_call
 from specc.backends.ascend.contracts.context import Context, sizes, words
 from specc.backends.ascend.contracts.distinct import distinct_rows
 from specc.ir.dims import BATCH, CHUNK
-from specc.ir.edit import is_loop, loop_parts, modules
+from specc.ir.edit import is_impure, is_loop, loop_parts, modules
 from specc.ir.ranges import interval as iv
 from specc.ir.ranges.bounds import ZERO, Bound, integer, of_size
 from specc.ir.ranges.calls import call_of
@@ -220,8 +220,15 @@ def _other_readers(cache: Node) -> Iterator[Node]:
         call, own = call_of(user), npu_call(user)
         copied_back = call is not None and call.name == "copy" and user.args[0] is cache
         scattered = own is not None and cache in _caches(own)
-        if not (copied_back or _is_shape(user) or scattered or _is_written_part(user)):
+        if not (copied_back or _is_shape(user) or scattered or _is_written_part(user) or _is_dead(user)):
             yield user
+
+
+def _is_dead(node: Node) -> bool:
+    """Nobody takes its result: torch.export leaves a module behind that only looks at its inputs' sizes."""
+    return not node.users and node.op not in ("output", "placeholder") and (
+        node.op == "call_module" or not is_impure(node)
+    )  # fmt: skip
 
 
 def _is_written_part(node: Node) -> bool:

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.library import Library
 
-from specc.backends.ascend.schemas import define, is_defined, npu_schemas
+from specc.backends.ascend import cpu
+from specc.backends.ascend.schemas import define
 from specc.ir.build import value_of
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
 BATCH, HEADS, KV_HEADS, DIM, ROWS, KEYS, VOCABULARY = 2, 8, 2, 64, 16, 1024, 256
-_KEPT: list[Library] = []
 
 
 def npu(name: str) -> Any:
@@ -33,10 +32,7 @@ def npu(name: str) -> Any:
 
 def air(name: str) -> Any:
     """torchair's form: the same op with tensors for lengths."""
-    if not is_defined(f"air::{name}"):
-        library = Library("air", "FRAGMENT")
-        library.define(npu_schemas()[name].replace("SymInt[]?", "Tensor?"))
-        _KEPT.append(library)
+    cpu.register()
     return getattr(torch.ops.air, name).default
 
 
@@ -221,9 +217,9 @@ def paged_round() -> Legal:
     keys, values = b.item(written, 0), b.item(written, 1)
     flat = [b.call(aten.view.default, part, [pages, page, KV_HEADS * DIM]) for part in (keys, values)]
     attention = b.call(
-        air("npu_fused_infer_attention_score_v2"), query, *flat, like=(query, query), name="attention",
-        atten_mask=mask, actual_seq_kvlen=lengths, block_table=block_table, block_size=page, num_query_heads=HEADS,
-        num_key_value_heads=KV_HEADS, softmax_scale=0.125, input_layout="BNSD", sparse_mode=0, inner_precise=2,
+        air("npu_fused_infer_attention_score"), query, *flat, like=(query, query), name="attention",
+        atten_mask=mask, actual_seq_lengths_kv=lengths, block_table=block_table, block_size=page, num_heads=HEADS,
+        num_key_value_heads=KV_HEADS, scale=0.125, input_layout="BNSD", sparse_mode=0, inner_precise=2,
     )  # fmt: skip
     return b.done(
         b.item(attention, 0), masks={"mask": "hidden"}, unique={"slots"},
@@ -267,6 +263,19 @@ def packed_prompt() -> Legal:
         input_layout="BNSD",
     )  # fmt: skip
     return b.done(b.item(attention, 0), dense, stage="prefill")
+
+
+def latent_tree() -> Legal:
+    """A tree's mask in the mode for it: the second version of the op, over int8 keys."""
+    b = Builder()
+    query = b.input("query", 1, HEADS, ROWS, DIM)
+    cache = [b.input(name, 1, HEADS, KEYS, DIM, dtype=torch.int8) for name in ("k_cache", "v_cache")]
+    mask = b.input("mask", ROWS, ROWS, dtype=torch.int8)
+    attention = b.call(
+        npu("npu_fused_infer_attention_score_v2"), query, *cache, like=(query, query), name="attention",
+        atten_mask=mask, num_query_heads=HEADS, softmax_scale=0.125, input_layout="BNSD", sparse_mode=9,
+    )  # fmt: skip
+    return b.done(b.item(attention, 0), masks={"mask": "hidden"})
 
 
 def short_prompt() -> Legal:
@@ -327,12 +336,10 @@ def matmul_form() -> Legal:
     return b.done(b.call(aten.sub.Tensor, right, read, name="u"))
 
 
-LEGAL: Mapping[str, Callable[[], Legal]] = {
-    made.__name__: made
-    for made in (
-        decode_round, paged_round, plain_step, packed_prompt, short_prompt, state_pool, chain_step, matmul_form,
-    )
-}  # fmt: skip
+MADE = (
+    decode_round, paged_round, plain_step, packed_prompt, latent_tree, short_prompt, state_pool, chain_step, matmul_form,
+)  # fmt: skip
+LEGAL: Mapping[str, Callable[[], Legal]] = {made.__name__: made for made in MADE}
 
 
 def legal(name: str) -> Legal:

@@ -88,6 +88,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "triangle mode with a tree": ("decode_round", "SPC524", lambda g: g.keyword("attention", sparse_mode=3)),
     "tree mode without MLA": ("decode_round", "SPC524", lambda g: g.keyword("attention", sparse_mode=9)),
+    "tree mode over bfloat16 keys": (
+        "latent_tree",
+        "SPC524",
+        lambda g: [g.put_in(name, 1, HEADS, KEYS, DIM, dtype=BF16) for name in ("k_cache", "v_cache")],
+    ),
     "full-mask mode without one": (
         "plain_step",
         "SPC524",
