@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.declared import declared
-from specc.backends.ascend.ops.table import KERNELS, NAMES, POINTWISE, special
+from specc.backends.ascend.ops.table import KERNELS, NAMES, POINTWISE, npu_special
 from specc.backends.ascend.runtime.build import build, cache_compile, export
 from specc.backends.ascend.runtime.decoder import Decoder
 from specc.backends.base import Capabilities, ModuleInfo, refusals, register
@@ -19,7 +19,7 @@ DIALECT = Dialect(
     name="ascend",
     kernels=KERNELS,
     pointwise=POINTWISE,
-    special=special,
+    special=npu_special,
     reserved=NAMES,
     decoder=Decoder,
     device="npu",

@@ -23,6 +23,12 @@ def npu_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T (+ bias) for x [...,K] and weight [F,K]: one MatMul that reads the weights as they lie."""
+    rows = torch.ops.npu.npu_linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    return rows.reshape(*x.shape[:-1], weight.shape[0])
+
+
 def npu_scatter_update(cache: torch.Tensor, start: torch.Tensor, rows: torch.Tensor, axis: int) -> torch.Tensor:
     """cache [B,C,…] with rows [B,M,…] from row start[b] on; start int64 [B]. The device checks no address."""
     made: torch.Tensor = torch.ops.npu.scatter_update(cache, start, rows, axis)

@@ -72,6 +72,7 @@ REPLACED: Mapping[object, Function] = {
     ops.xlogy.Tensor: aten.xlogy,
 }
 NAMES: frozenset[str] = frozenset(KERNELS) | {
+    "linear",
     *(function.__name__ for function in (*POINTWISE.values(), *REPLACED.values())),
     "cumprod",
     "take_rows",
@@ -89,6 +90,13 @@ def special(node: Node) -> Call | None:
     if node.target is ops.cumprod.default and _is_flag(node.args[0]):
         return aten.cumprod, tuple(node.args)
     return None
+
+
+def npu_special(node: Node) -> Call | None:
+    """`special`, and the device's own linear layer: torch's is a product with the weights transposed by an op."""
+    if node.target is ops.linear.default and not node.kwargs:
+        return npu.linear, tuple(node.args)
+    return special(node)
 
 
 def _replaced(node: Node) -> Call | None:

@@ -62,6 +62,11 @@ def swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return fused.swiglu(input, dim)
 
 
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """npu_linear."""
+    return fused.linear(input, weight, bias)
+
+
 def scatter_update(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) -> torch.Tensor:
     """scatter_update: a new tensor."""
     return scatter_update_(input.clone(), indices, updates, axis)
@@ -232,6 +237,7 @@ CPU_KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "npu_add_rms_norm": add_rms_norm,
         "npu_rotary_mul": rotary_mul,
         "npu_swiglu": swiglu,
+        "npu_linear": linear,
         "scatter_update": scatter_update,
         "scatter_update_": scatter_update_,
         "npu_scatter_nd_update": scatter_nd_update,

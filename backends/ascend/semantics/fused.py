@@ -54,3 +54,10 @@ def swiglu(x: torch.Tensor, axis: int) -> torch.Tensor:
         raise ValueError(f"npu_swiglu over an odd axis of {x.shape[axis]}")
     gate, up = x.float().chunk(2, axis)
     return (functional.silu(gate) * up).to(x.dtype)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T (+ bias) of x [M,K] and weight [F,K]: matrices of one dtype. Raises ValueError for anything else."""
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype:
+        raise ValueError(f"npu_linear of {x.dtype}{tuple(x.shape)} and {weight.dtype}{tuple(weight.shape)}")
+    return torch.nn.functional.linear(x, weight, bias)

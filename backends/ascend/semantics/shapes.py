@@ -82,6 +82,10 @@ def _finalized(
     return rows.new_empty(where.shape[0] // each, rows.shape[1])
 
 
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return input.new_empty(input.shape[0], weight.shape[0])
+
+
 def _grouped(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor], **_: Any) -> list[torch.Tensor]:
     return [x[0].new_empty(x[0].shape[0], weight[0].shape[2])]
 
@@ -102,6 +106,7 @@ META_KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "npu_add_rms_norm": _add_normed,
         "npu_rotary_mul": _like_first,
         "npu_swiglu": _halved,
+        "npu_linear": _linear,
         "scatter_update": _like_first,
         "scatter_update_": _first,
         "npu_scatter_nd_update": _like_first,
