@@ -10,6 +10,7 @@ import torch
 from specc.backends.ascend.ops.attention import columns
 from specc.backends.ascend.ops.delta_math import (
     key_rows,
+    live_rows,
     matrices,
     numbers,
     path_sums,
@@ -17,7 +18,7 @@ from specc.backends.ascend.ops.delta_math import (
     tree_mask,
     unfolded,
     unit_rows,
-    weighted,
+    weights_behind,
 )
 from specc.backends.ascend.ops.rows import rows_in_order, take_rows
 
@@ -45,8 +46,8 @@ def delta_rule_verify(
     gram = torch.bmm(key_rows(x.narrow(1, nodes, nodes)), across)
     old = torch.bmm(matrices(state), across)
     seen = tree_mask(v, mask, heads)
-    total = path_sums(numbers(g, dtype), seen)
-    o, u, _, _ = solve(gram, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen)
+    decays, rates = numbers([g, beta], dtype)
+    o, u, _, _ = solve(gram, old, columns(v.to(dtype)), path_sums(decays, seen), rates, seen)
     return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)
 
 
@@ -67,8 +68,8 @@ def delta_rule_verify_states(
     across, keys, before = columns(x), key_rows(x.narrow(1, nodes, nodes)), matrices(state)
     gram, old = torch.bmm(keys, across), torch.bmm(before, across)
     seen = tree_mask(v, mask, heads)
-    total = path_sums(numbers(g, dtype), seen)
-    o, u, ratio, decay = solve(gram, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen)
+    decays, rates = numbers([g, beta], dtype)
+    o, u, ratio, decay = solve(gram, old, columns(v.to(dtype)), path_sums(decays, seen), rates, seen)
     size, values, width = before.shape
     shares = u.unsqueeze(1) * ratio.transpose(1, 2).unsqueeze(2)
     added = torch.bmm(shares.reshape(size, nodes * values, nodes), keys).reshape(size, nodes, values, width)
@@ -95,7 +96,7 @@ def delta_rule_chunk(
     for first in range(0, v.shape[1], chunk):
         size = min(chunk, v.shape[1] - first)
         queries, keys, part = (x.narrow(1, first, size) for x in (q, k, v))
-        decays, rates = (numbers(x.narrow(1, first, size), dtype) for x in (g, beta))
+        decays, rates = numbers([g.narrow(1, first, size), beta.narrow(1, first, size)], dtype)
         x = unit_rows(torch.cat((queries, keys), dim=1), dtype, heads, size)
         across, rows = columns(x), key_rows(x.narrow(1, size, size))
         gram, old = torch.bmm(rows, across), torch.bmm(tile, across)
@@ -142,8 +143,9 @@ def delta_rule_commit(
     dtype, heads = state.dtype, state.shape[1]
     node = path.clamp(0, k.shape[1] - 1)
     live = rows_in_order(path.shape[1], state.device) < count.unsqueeze(1)
-    keys, factors, decay = weighted(take_rows(k, node), take_rows(u, node), take_rows(g, node), live, dtype)
-    added = torch.bmm(factors, key_rows(unit_rows(keys, dtype, heads, 0)))
+    keys, factors, decays = (live_rows(live, take_rows(x, node)) for x in (k, u, g))
+    behind, decay = weights_behind(numbers([decays], dtype)[0])
+    added = torch.bmm(columns(factors.to(dtype)) * behind, key_rows(unit_rows(keys, dtype, heads, 0)))
     return torch.addcmul(added, matrices(state), decay).reshape(state.shape)
 
 
@@ -176,16 +178,18 @@ def delta_rule_verify_pending(
         pending_k, pending_u, pending_g = (take_rows(x, node) for x in (pending_k, pending_u, pending_g))
     rows = pending_k.shape[1]
     live = rows_in_order(rows, state.device) < count.unsqueeze(1)
-    old_keys, factors, old_decay = weighted(pending_k, pending_u, pending_g, live, dtype)
-    x = unit_rows(torch.cat((q, k, old_keys.to(k.dtype)), dim=1), dtype, heads, nodes)
+    old_k, old_u, old_g = (live_rows(live, x) for x in (pending_k, pending_u, pending_g))
+    decays, rates, old_decays = numbers([g, beta, old_g], dtype)
+    behind, old_decay = weights_behind(old_decays)
+    factors = columns(old_u.to(dtype)) * behind
+    x = unit_rows(torch.cat((q, k, old_k.to(k.dtype)), dim=1), dtype, heads, nodes)
     across = columns(x.narrow(1, 0, 2 * nodes))
     sources = key_rows(x.narrow(1, nodes, nodes + rows))
     near, far = torch.bmm(sources, across).split([nodes, rows], 1)
     before = matrices(state)
     old = torch.addcmul(torch.bmm(factors, far), torch.bmm(before, across), old_decay)
     seen = tree_mask(v, mask, heads)
-    total = path_sums(numbers(g, dtype), seen)
-    o, u, _, _ = solve(near, old, columns(v.to(dtype)), total, numbers(beta, dtype), seen)
+    o, u, _, _ = solve(near, old, columns(v.to(dtype)), path_sums(decays, seen), rates, seen)
     # Where nothing is due the state is multiplied by 1 and gets zeros: bit for bit what it was.
     stays = (count < max(window, 1)).reshape(-1, 1, 1, 1).expand(-1, heads, 1, 1).reshape(-1, 1, 1)
     added = torch.bmm(factors.masked_fill(stays, 0.0), sources.narrow(1, nodes, rows))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from specc.backends.ascend.ops.attention import columns, values
+from specc.backends.ascend.ops.attention import values
 from specc.ir.ops.delta_math import EPS
 
 
@@ -28,9 +28,11 @@ def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int, queries: in
     return spread.reshape(batch, rows, value_heads, dim)
 
 
-def numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[B,R,HV], a number per row and head, as [B*HV,1,R]."""
-    return x.to(dtype).permute(0, 2, 1).reshape(-1, 1, x.shape[1])
+def numbers(parts: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Tensors [B,R,HV], a number per row and head, as [B*HV,1,R]: moved together."""
+    joined = torch.cat([part.to(dtype) for part in parts], dim=1)
+    moved = joined.permute(0, 2, 1).reshape(-1, 1, joined.shape[1])
+    return list(moved.split([part.shape[1] for part in parts], 2))
 
 
 def unfolded(x: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -102,25 +104,20 @@ def path_sums(g: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return torch.bmm(g, seen.to(g.dtype))
 
 
-def weighted(
-    k: torch.Tensor, u: torch.Tensor, g: torch.Tensor, live: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Factors that are applied together, relative to the state behind them.
+def live_rows(live: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows [B,R,…] with zeros where `live` bool [B,R] is not: what those held has no effect."""
+    return rows.masked_fill(live.logical_not().reshape(*live.shape, *[1] * (rows.dim() - 2)), 0.0)
 
-    Raw k [B,R,H,K], u [B,R,HV,V], g [B,R,HV] and live bool [B,R], a prefix -> k with zeros in the other rows,
-    e^(G - G_j) u_j as [Z,V,R], zero in the other rows, and e^G [Z,1,1]. What the other rows hold has no effect.
-    """
-    rows = live.shape[1]
-    hidden = live.logical_not().unsqueeze(2)
-    decays = numbers(g.masked_fill(hidden, 0.0), dtype)
-    hidden = hidden.unsqueeze(3)
-    keys, factors = k.masked_fill(hidden, 0.0), columns(u.masked_fill(hidden, 0.0).to(dtype))
+
+def weights_behind(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e^(G - G_j) [Z,1,R] and e^G [Z,1,1] of log decays g [Z,1,R], with G_j their running sum and G the last."""
+    rows = g.shape[2]
     # Column j sums what comes after row j; the last column sums all.
     place = torch.arange(rows + 1, device=g.device)
     after = (place.narrow(0, 0, rows).unsqueeze(1) > place) | (place == rows)
-    sums = torch.mm(decays.reshape(-1, rows), after.to(dtype)).exp().unsqueeze(1)
+    sums = torch.mm(g.reshape(-1, rows), after.to(g.dtype)).exp().unsqueeze(1)
     behind, all_rows = sums.split([rows, 1], 2)
-    return keys, factors * behind, all_rows
+    return behind, all_rows
 
 
 def matrices(state: torch.Tensor) -> torch.Tensor:
