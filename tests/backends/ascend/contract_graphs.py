@@ -337,8 +337,16 @@ def matmul_form() -> Legal:
 
 
 MADE = (
-    decode_round, paged_round, plain_step, packed_prompt, latent_tree, short_prompt, state_pool, chain_step, matmul_form,
-)  # fmt: skip
+    decode_round,
+    paged_round,
+    plain_step,
+    packed_prompt,
+    latent_tree,
+    short_prompt,
+    state_pool,
+    chain_step,
+    matmul_form,
+)
 LEGAL: Mapping[str, Callable[[], Legal]] = {made.__name__: made for made in MADE}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,25 +11,17 @@ from torch.fx import GraphModule, Node
 
 from specc.backends.ascend.contracts import check_contracts
 from specc.diagnostics import Diagnostic
-from specc.driver import lower_spec, run_passes, spans_of
+from specc.driver import run_passes, spans_of
 from specc.ir import ops
 from specc.ir.clone import clone
 from specc.ir.edit import Editor, modules
 from specc.ir.port import ValueRange
 from specc.lower.assemble import lower
 from specc.program import DecodeProgram
-from specc.spec import LoadedSpec, load
+from specc.spec import load
+from tests.backends.ascend.contract_programs import HALF, SPECS, compiled
 
 aten = torch.ops.aten
-SPECS = sorted((Path(__file__).resolve().parents[3] / "specs").glob("*.yaml"))
-HALF = "runtime.dtype=bfloat16"
-
-
-@cache
-def compiled(name: str, *overrides: str) -> tuple[LoadedSpec, DecodeProgram]:
-    """A shipped spec and its program as an NPU gets it; nobody changes either."""
-    loaded = load(next(path for path in SPECS if path.stem == name), list(overrides))
-    return loaded, run_passes(loaded, lower_spec(loaded, "ascend"), target="ascend", verify=False).program
 
 
 def found(name: str, *overrides: str) -> list[Diagnostic]:

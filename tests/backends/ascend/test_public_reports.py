@@ -19,9 +19,10 @@ from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.contracts.calls import npu_calls
 from specc.ir import ops
 from specc.ir.edit import modules
+from specc.ir.port import ValueRange
 from specc.passes.rewrite_negative_indices import rewrite_negative_indices
 from tests.backends.ascend.contract_graphs import Builder, legal
-from tests.backends.ascend.test_contracts_programs import HALF, compiled
+from tests.backends.ascend.contract_programs import HALF, compiled
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -104,18 +105,11 @@ def test_vllm_ascend_10305_placeholder_reaches_the_embedding() -> None:
     declared = {"tokens": (-1, 7)}
     assert codes(graph, ranges=declared, example_inputs=inputs) == {"SPC560"}
     from_pass, _ = rewrite_negative_indices(
-        graph, {"tokens": ops_range(-1, 7)}, example_inputs=(table, tokens.clamp(min=0))
+        graph, {"tokens": ValueRange(-1, 7, "pad")}, example_inputs=(table, tokens.clamp(min=0))
     )
     assert codes(from_pass, ranges=declared) == set()
     expected = torch.where((tokens >= 0).unsqueeze(-1), table[tokens], 0.0)
     assert torch.equal(from_pass(table, tokens), expected)
-
-
-def ops_range(low: int, high: int) -> Any:
-    """A range whose -1 is padding."""
-    from specc.ir.port import ValueRange
-
-    return ValueRange(low, high, "pad")
 
 
 def test_vllm_ascend_4296_scatter_address_out_of_range() -> None:
@@ -221,10 +215,8 @@ def test_sglang_25587_recurrent_states_are_not_lossless() -> None:
     bfloat16 state, is in no program. Over a float32 state, over a tree, or in place it is refused.
     """
     _, program = compiled("gdn-15m-tree")
-    names = {
-        str(node.target) for graph in program.graphs.values() for item in modules(graph) for node in item.graph.nodes
-    }
-    assert not any("npu_recurrent" in name for name in names)
+    bodies = [item for graph in program.graphs.values() for item in modules(graph)]
+    assert not any("npu_recurrent" in str(node.target) for item in bodies for node in item.graph.nodes)
     states = [slot for slot in program.slots.values() if len(slot.shape) == 5 and slot.role == "committed"]
     assert states
     assert {slot.dtype for slot in states} == {torch.float32}
