@@ -20,14 +20,14 @@ def select(node: Node) -> torch.Tensor:
 
 @operator("MaskedFill", inputs=("x", "mask", "value"))
 def masked_fill(node: Node) -> torch.Tensor:
-    """`value` where the mask is true."""
+    """`value` where the mask is true (torchair writes it as float32 for fp16, too; other mixtures are undefined)."""
     mask, value = node.tensor("mask"), node.tensor("x")
     if mask.dtype != torch.bool:
         raise node.undefined(f"a mask of {mask.dtype}")
     filler = node.tensor("value")
-    if filler.dtype != value.dtype:
+    if filler.dtype != value.dtype and not (filler.is_floating_point() and value.is_floating_point()):
         raise node.undefined(f"{value.dtype} filled with {filler.dtype}")
-    return torch.where(mask, filler.reshape(()), value)
+    return torch.where(mask, filler.reshape(()).to(value.dtype), value)
 
 
 def ordered(node: Node, value: torch.Tensor, axis: int, *, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
