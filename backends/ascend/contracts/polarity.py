@@ -5,8 +5,8 @@ query's position or a length, tril and triu of ones, our own mask ops, constants
 the caller declares. Negations swap the meaning, casts and views keep it, and the connectives need both sides to mean
 the same. What a rule does not cover is unknown, and then the contract asks for a declaration: nothing is guessed.
 
-Beside the meaning a reading proves which keys every query row sees ("first": key 0, "self": its own), because a row
-that sees none needs another mode of the attention op.
+Beside the meaning a reading proves which keys every query row sees (`seen`), because a row that sees none needs another
+mode of the attention op.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ from torch.fx import Node
 
 from specc.backends.ascend.contracts.context import Context, input_names, words
 from specc.backends.ascend.contracts.positions import compared, is_causal, is_own_place
+from specc.backends.ascend.contracts.seen import (
+    ALL,
+    BEHIND,
+    DIAGONAL,
+    FIRST,
+    NOTHING,
+    Seen,
+    in_both,
+    in_either,
+    somewhere,
+)
 from specc.ir.ranges.calls import Call, call_of, dtype_of, shape_of, value
 from specc.ir.ranges.interval import BOOL
 
 Known = Literal["hidden", "visible", "constant", "mixed", "unknown"]
 ROUNDS = 4
-NOTHING: frozenset[str] = frozenset()
-EVERYTHING = frozenset({"first", "self"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +43,14 @@ class Reading:
     """`bit` is the value of a constant; `at` is where an unknown or mixed reading comes from."""
 
     known: Known
-    seen: frozenset[str] = NOTHING
+    seen: Seen = NOTHING
     bit: int = 0
     at: Node | None = None
 
 
 OURS: Mapping[str, Reading] = {
-    "specc::ancestor_mask": Reading("visible", frozenset({"self"})),
-    "specc::attention_mask": Reading("hidden", frozenset({"self"})),
+    "specc::ancestor_mask": Reading("visible", DIAGONAL),
+    "specc::attention_mask": Reading("hidden", BEHIND),
 }
 """Our own mask ops, by what their docstrings say; both give every row, padding too, its own key."""
 
@@ -67,14 +76,14 @@ def inverted(reading: Reading) -> Reading:
     return replace(reading, known=swapped.get(reading.known, reading.known))
 
 
-def _seen(reading: Reading, meaning: Known) -> frozenset[str]:
+def _seen(reading: Reading, meaning: Known) -> Seen:
     """The keys that every row sees, with a constant read as `meaning`."""
     if reading.known != "constant":
         return reading.seen
-    return EVERYTHING if (meaning == "visible") == bool(reading.bit) else NOTHING
+    return ALL if (meaning == "visible") == bool(reading.bit) else NOTHING
 
 
-def joined(left: Reading, right: Reading, node: Node, seen: Callable[..., frozenset[str]]) -> Reading:
+def joined(left: Reading, right: Reading, node: Node, seen: Callable[[Seen, Seen], Seen]) -> Reading:
     """Both sides in one mask: their common meaning, or a mixture. `seen` combines what the two sides show."""
     for side in (left, right):
         if side.known in ("unknown", "mixed"):
@@ -94,7 +103,7 @@ def _both(left: Reading, right: Reading, node: Node, *, either: bool) -> Reading
         return replace(left, bit=left.bit | right.bit if either else left.bit & right.bit)
     meaning = left.known if left.known != "constant" else right.known
     union = either == (meaning == "visible")
-    return joined(left, right, node, frozenset.union if union else frozenset.intersection)
+    return joined(left, right, node, in_either if union else in_both)
 
 
 @dataclass(slots=True)
@@ -153,7 +162,7 @@ class _Reader:
         held = self.read(start)
         for _ in range(ROUNDS):
             self.assumed[node] = held
-            found = joined(held, self.read(after), node, frozenset.intersection)
+            found = joined(held, self.read(after), node, in_both)
             if found == held:
                 return held
             held = found
@@ -185,8 +194,8 @@ def _constant_mask(held: Any, node: Node) -> Reading:
         return Reading("constant", bit=int(bool(bits.all())))
     square = torch.ones_like(bits)
     if torch.equal(bits, square.tril()):
-        return Reading("visible", EVERYTHING)
-    return Reading("hidden", EVERYTHING) if torch.equal(bits, square.triu(1)) else Reading("unknown", at=node)
+        return Reading("visible", FIRST | DIAGONAL)
+    return Reading("hidden", FIRST | DIAGONAL) if torch.equal(bits, square.triu(1)) else Reading("unknown", at=node)
 
 
 Rule = Callable[[_Reader, Call], Reading]
@@ -225,8 +234,8 @@ def _table(reader: _Reader, call: Call) -> Reading:
     rows = [values[at : at + shape[1]] for at in range(0, len(values), shape[1])]
     shows, hides = is_causal(rows, 1), is_causal(rows, 0)
     if shows and (reader.ctx.is_program or not hides):
-        return Reading("visible", frozenset({"self"}))
-    return Reading("hidden", frozenset({"self"})) if hides else Reading("unknown", at=call.node)
+        return Reading("visible", somewhere(call.node, ALL))
+    return Reading("hidden", somewhere(call.node, ALL)) if hides else Reading("unknown", at=call.node)
 
 
 @_rule("logical_not", "bitwise_not")
@@ -285,7 +294,7 @@ def _compare(reader: _Reader, call: Call) -> Reading:
     if found is None:
         return Reading("unknown", at=call.node)
     meaning, first = found
-    return Reading(meaning, frozenset({"first"}) if first else NOTHING)
+    return Reading(meaning, FIRST if first else NOTHING)
 
 
 @_rule("tril", "triu")
@@ -293,9 +302,9 @@ def _triangle(reader: _Reader, call: Call) -> Reading:
     base, diagonal = reader.read(call.first), call.arg(1, "diagonal", default=0)
     if base.known == "constant" and base.bit == 1 and isinstance(diagonal, int):
         if call.name == "tril" and diagonal >= 0:
-            return Reading("visible", EVERYTHING)
+            return Reading("visible", FIRST | DIAGONAL)
         if call.name == "triu" and diagonal >= 1:
-            return Reading("hidden", EVERYTHING)
+            return Reading("hidden", FIRST | DIAGONAL)
     return Reading("unknown", at=call.node)
 
 
@@ -315,7 +324,7 @@ def _where(reader: _Reader, call: Call) -> Reading:
     if no.known == "constant":
         negated = inverted(chosen)
         return _both(negated, yes, call.node, either=True) if no.bit else _both(chosen, yes, call.node, either=False)
-    return joined(yes, no, call.node, frozenset.intersection)
+    return joined(yes, no, call.node, in_both)
 
 
 @_rule("masked_fill")
@@ -336,15 +345,14 @@ def _cat(reader: _Reader, call: Call) -> Reading:
         return Reading("unknown", at=call.node)
     dim, shape = call.arg(1, "dim", default=0), shape_of(call.node) or ()
     keys = call.name == "cat" and dim in (-1, len(shape) - 1)
+
+    def along_keys(before: Seen, after: Seen) -> Seen:
+        return (FIRST if before == ALL else before & FIRST) | somewhere(call.node, before, after)
+
     result = parts[0]
     for part in parts[1:]:
-        result = joined(result, part, call.node, _along_keys if keys else frozenset.intersection)
+        result = joined(result, part, call.node, along_keys if keys else in_both)
     return result
-
-
-def _along_keys(before: frozenset[str], after: frozenset[str]) -> frozenset[str]:
-    """Key 0 is in the first part; a part of constants that are seen holds some key, so it counts as `first` there."""
-    return (before & {"first"}) | ((before | after) & {"self"})
 
 
 @_rule("scatter", "slice_scatter", "select_scatter")
@@ -352,11 +360,11 @@ def _written(reader: _Reader, call: Call) -> Reading:
     """Places of a mask are overwritten: a row still sees its own key where the written part shows it."""
     names = ("src", "value") if call.name == "scatter" else ("src",)
     source = call.arg(3 if call.name == "scatter" else 1, *names)
-    return joined(reader.read(call.first), reader.read(source), call.node, lambda _, after: after & {"self"})
+    return joined(reader.read(call.first), reader.read(source), call.node, lambda _, after: somewhere(call.node, after))
 
 
 @_rule("constant_pad_nd")
 def _pad(reader: _Reader, call: Call) -> Reading:
     fill = call.kwargs.get("value", call.args[2] if len(call.args) > 2 else 0)
     held, padding = reader.read(call.first), reader.read(int(fill) if isinstance(fill, (int, float)) else fill)
-    return joined(held, padding, call.node, lambda before, _: before & {"self"})
+    return joined(held, padding, call.node, lambda before, _: somewhere(call.node, before))
