@@ -51,7 +51,7 @@ def distinct_rows(index: Any, ctx: Context, depth: int = 16) -> bool:
         return any(distinct_rows(part, ctx, depth - 1) for part in _columns(index))
     if call.name == "getitem" and isinstance(index.args[0], Node):
         source = call_of(index.args[0])
-        return source is not None and source.name in _ORDERS and index.args[1] == 1 and _one_row(index)
+        return source is not None and source.name in _ORDERS and index.args[1:] == (1,) and _one_row(index)
     return call.name in _ORDERS and _one_row(index)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from specc.backends.ascend.contracts.context import Context, input_names, words
-from specc.backends.ascend.contracts.positions import compared, is_causal, is_own_place
+from specc.backends.ascend.contracts.positions import compared, counts_keys, is_causal, is_own_place
 from specc.backends.ascend.contracts.seen import (
     ALL,
     BEHIND,
@@ -360,7 +360,19 @@ def _written(reader: _Reader, call: Call) -> Reading:
     """Places of a mask are overwritten: a row still sees its own key where the written part shows it."""
     names = ("src", "value") if call.name == "scatter" else ("src",)
     source = call.arg(3 if call.name == "scatter" else 1, *names)
-    return joined(reader.read(call.first), reader.read(source), call.node, lambda _, after: somewhere(call.node, after))
+    whole = call.name != "scatter" or _in_columns(call, source, reader.ctx)
+
+    def seen(_: Seen, after: Seen) -> Seen:
+        return somewhere(call.node, after) if whole else NOTHING
+
+    return joined(reader.read(call.first), reader.read(source), call.node, seen)
+
+
+def _in_columns(call: Call, source: Any, ctx: Context) -> bool:
+    """Every key of `source` goes to a column of its own, in its row."""
+    index, shape = call.arg(2, "index"), shape_of(call.node) or ()
+    last = call.arg(1, "dim") in (-1, len(shape) - 1)
+    return last and counts_keys(index, ctx) and shape_of(index) == shape_of(source)
 
 
 @_rule("constant_pad_nd")

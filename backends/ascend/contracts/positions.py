@@ -34,9 +34,9 @@ def compared(call: Call, ctx: Context) -> tuple[Meaning, bool] | None:
         found = _difference(left, name, right, ctx)
         if found is not None:
             return found, False
-    if _is_keys(left, ctx) and _is_per_row(right):
+    if counts_keys(left, ctx) and _is_per_row(right):
         return _against(name, right, ctx)
-    if _is_keys(right, ctx) and _is_per_row(left):
+    if counts_keys(right, ctx) and _is_per_row(left):
         return _against(_MIRRORED[name], left, ctx)
     return None
 
@@ -44,7 +44,7 @@ def compared(call: Call, ctx: Context) -> tuple[Meaning, bool] | None:
 def is_own_place(call: Call, ctx: Context) -> bool:
     """`key == number`, with a number per row: where the row's own key stands."""
     left, right = call.first, call.arg(1, "other")
-    return any(_is_keys(one, ctx) and isinstance(other, Node) and _is_per_row(other) for one, other in
+    return any(counts_keys(one, ctx) and isinstance(other, Node) and _is_per_row(other) for one, other in
                ((left, right), (right, left)))  # fmt: skip
 
 
@@ -81,9 +81,9 @@ def _difference(node: Node, name: str, number: float, ctx: Context) -> Meaning |
     if call is None or call.name != "sub":
         return None
     one, other = call.first, call.arg(1, "other")
-    if _is_keys(one, ctx) and _is_per_row(other):  # key - query: turn it round
+    if counts_keys(one, ctx) and _is_per_row(other):  # key - query: turn it round
         name, number = _MIRRORED[name], -number
-    elif not (_is_keys(other, ctx) and _is_per_row(one)):
+    elif not (counts_keys(other, ctx) and _is_per_row(one)):
         return None
     edge = number + 1 if name == "gt" else number if name == "ge" else None
     if edge is not None:  # query - key >= edge: at most 0 is causal, more is outside of a window
@@ -92,7 +92,7 @@ def _difference(node: Node, name: str, number: float, ctx: Context) -> Meaning |
     return "hidden" if edge <= 0 else "visible"
 
 
-def _is_keys(item: Any, ctx: Context) -> bool:
+def counts_keys(item: Any, ctx: Context) -> bool:
     """A count along the last dim: an arange behind views, with something per row added or taken off."""
     if not isinstance(item, Node):
         return False
@@ -106,7 +106,7 @@ def _is_keys(item: Any, ctx: Context) -> bool:
     if call.name in _COUNTING:
         return all(static(size) == 1 for size in shape[:-1]) or _expanded(item, ctx)
     if call.name in ("add", "sub"):
-        return _is_keys(call.first, ctx) and _is_per_row(call.arg(1, "other"))
+        return counts_keys(call.first, ctx) and _is_per_row(call.arg(1, "other"))
     return False
 
 
