@@ -13,7 +13,7 @@ from specc.check.findings import CheckFailure, Checks, Finding, invariant_of_pas
 from specc.check.machines import Bag, Machine, Results, State, reset_rows
 from specc.check.masks import clear_masks
 from specc.check.subject import Subject
-from specc.check.view import view
+from specc.check.view import alike, view
 from specc.ir.strict import IndexRangeError
 from specc.testing.draft_tree import DraftTree
 
@@ -153,7 +153,7 @@ class Crew:
             # Programs run in float64; only the module may be a float32 one.
             bound = self.subject.bound if place == 0 else 0.0
             gap = mapping_difference(seen[place], seen[member.reference], bound=bound)
-            gap = gap or mapping_difference(views[place], views[member.reference], bound=bound)
+            gap = gap or mapping_difference(*alike(views[place], views[member.reference]), bound=bound)
             text = None if gap is None else f"differs from the {other} in {gap}"
             self.checks.require(member.id, self._at(member.machine, step), text, first_tree(bag))
 

@@ -17,6 +17,8 @@ from specc.spec import LoadedSpec, from_mapping, to_mapping
 VOCABULARY = 61
 DRAFT_VOCABULARY = 41
 HEAD_DIM = 8
+ASCEND_HEAD_DIM = 16
+"""The smallest that an NPU's fused attention takes."""
 POSITIONS = 256
 SEQUENCE_LENGTH = 40
 MAX_NODES = 16

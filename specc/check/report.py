@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specc.check.example import Example
@@ -32,6 +32,21 @@ class Counterexample:
 
 
 @dataclass(frozen=True, slots=True)
+class Rung:
+    """What one rung of a target's test ladder found. `ran` False: it was skipped, and `text` says what is missing."""
+
+    name: str
+    ok: bool
+    text: str
+    ran: bool = True
+
+    def line(self) -> str:
+        """For a person."""
+        state = ("ok" if self.ok else "FAILED") if self.ran else "skipped"
+        return f"  {self.name}, {state}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """`counts`: tests per invariant id; `passes`: examples that compared before and after a pass; `notes`: why an
     invariant was not tested."""
@@ -52,6 +67,7 @@ class Report:
     target: str = "reference"
     device: str = "cpu"
     ties: int = 0
+    ladder: tuple[Rung, ...] = ()
 
     @property
     def where(self) -> list[str]:
@@ -62,7 +78,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Nothing found, and the examples count."""
-        return self.counterexample is None and not self.shortfalls
+        return self.counterexample is None and not self.shortfalls and all(rung.ok for rung in self.ladder)
 
     def status(self, entry: Invariant) -> str:
         """`n tests`, or why there are none."""
@@ -101,6 +117,7 @@ class Report:
             "passes": dict(self.passes),
             "exercise": {name: dict(counts) for name, counts in self.exercise.items()},
             "shortfalls": list(self.shortfalls),
+            "ladder": [asdict(rung) for rung in self.ladder],
             "counterexample": None
             if found is None
             else _found(found, found.command(spec, overrides, self.seed, self.where)),
@@ -126,6 +143,7 @@ class Report:
             command = self.counterexample.command(spec, overrides, self.seed, self.where)
             lines += ["", *_counterexample(self.counterexample, command)]
         lines += [f"the examples don't count: {text}" for text in self.shortfalls]
+        lines += [rung.line() for rung in self.ladder]
         lines.append("all hold" if self.ok else "FAILED")
         return "\n".join(lines)
 

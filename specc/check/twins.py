@@ -15,7 +15,7 @@ from specc.check.crew import Op, comparable
 from specc.check.drafts import as_bag
 from specc.check.machines import Machine, Results, State, copied, reset_rows
 from specc.check.subject import Subject
-from specc.check.view import rows_of, view
+from specc.check.view import alike, rows_of, view
 from specc.testing.draft_tree import DraftTree, make_tree
 
 if TYPE_CHECKING:
@@ -205,12 +205,7 @@ def _target(seen: State) -> State:
 
 def _without_capacity(one: State, other: State, bound: float) -> str | None:
     """The caches of the two have different numbers of spare rows."""
-    caches = slots.named(one, slots.CACHES)
-    rows = {name: min(one[name].shape[2], other[name].shape[2]) for name in caches}
-    cut = [
-        {name: value[:, :, : rows[name]] if name in rows else value for name, value in state.items()}
-        for state in (one, other)
-    ]
+    cut = alike(one, other)
     return mapping_difference(cut[0], cut[1], bound=bound)
 
 

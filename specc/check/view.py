@@ -49,6 +49,17 @@ def view(machine: Machine, state: State, eagle: bool) -> State:
     return seen
 
 
+def alike(one: State, other: State) -> tuple[State, State]:
+    """Both views with the cache rows that both have: programs differ in how many spare rows they keep."""
+    caches = [name for name in one if name in other and name.endswith(slots.CACHES)]
+    rows = {name: min(one[name].shape[2], other[name].shape[2]) for name in caches}
+    cut = [
+        {name: value[:, :, : rows[name]] if name in rows else value for name, value in state.items()}
+        for state in (one, other)
+    ]
+    return cut[0], cut[1]
+
+
 def rows_of(state: State, machine: Machine, rows: list[int]) -> State:
     """Only these rows of the batch."""
     index = torch.tensor(rows)

@@ -13,6 +13,8 @@ def runnable(target: str, device: str) -> None:
     """Raises DiagnosticError: SPC205 a package is missing, SPC417 a device is, or Triton would compile for the CPU."""
     backend_of(target)
     device_for(target, device)
+    if target == "ascend" and device == "cpu":
+        importlib.import_module("specc.backends.ascend.cpu").register()
     if target != "triton" or device != "cpu":
         return
     if not importlib.import_module("specc.backends.triton.launch.core").interpreted():

@@ -8,12 +8,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specc.cli.common import add_json, add_spec, add_target, load_supported, positive
 
 if TYPE_CHECKING:
+    from specc.check.report import Rung
     from specc.check.runner import Progress
+    from specc.spec import LoadedSpec
 
 MAX_EXAMPLES = 200
 
@@ -41,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="cpu",
         metavar="NAME",
-        help="where the module of target triton runs: cpu (default: Triton's interpreter, slow) or cuda",
+        help="where the module runs: cpu (default; for triton its interpreter, slow), cuda (triton) or npu (ascend)",
     )
     add_json(parser)
 
@@ -66,12 +69,21 @@ def run(args: argparse.Namespace) -> int:
         with _progress(args.json) as tell:
             where = {"target": args.target, "device": args.device}
             report = check(loaded, args.max_examples, chosen, args.seed, progress=tell, **where)
+            if args.target == "ascend" and args.invariants is None and report.ok:
+                report = replace(report, ladder=_ladder(loaded, args, tell))
     spec = str(args.spec)
     if args.json:
         print(json.dumps(report.as_json(spec, args.overrides), indent=2))
     else:
         print(report.as_text(spec, args.overrides))
     return 0 if report.ok else 1
+
+
+def _ladder(loaded: LoadedSpec, args: argparse.Namespace, tell: Progress | None) -> tuple[Rung, ...]:
+    """The rungs below the device: contracts, eager operators in half precision, GE graphs."""
+    from specc.check.ascend.ladder import climb
+
+    return tuple(climb(loaded, args.max_examples, args.seed, device=args.device, tell=tell))
 
 
 @contextmanager
