@@ -1,4 +1,29 @@
-"""legalize-ascend: the value-form program as an NPU's graph mode runs it. TODO docstring."""
+"""legalize-ascend: the value-form program as the graph mode of an NPU runs it, one static graph per step.
+
+    value level                                             NPU form
+    K1 = commit_path(K, candidate, path, p, c)              rows = joined_rows(candidate, k, path, c)
+    a = tree_attention(q, K1, V1, n, k, v, mask, …)         K' = npu_scatter_update(K, n - c, rows)
+    candidate' = k; K' = K1                          ->     a = fused attention(q, K', V', hidden); candidate' = k
+
+    a = causal_attention(q, K, V, n, k, v, …)               K' = npu_scatter_update(K, n, k)
+    K' = append_rows(K, k, n, count)                  ->     a = fused attention(q, K', V', hidden)
+
+where K is one layer's cache, and `hidden` = attention_mask(n, mask, positions, capacity) is made once per step outside
+the loop over layers. A cache stays in its memory only if its graph input has one reader, the scatter, and one writer,
+the copy of the result (design 09): so everything that a step writes to a cache is joined into one group of rows, loops
+that touch one cache become one loop, and attention reads what the scatter returned.
+
+Rows beyond those that count are written too, as junk. Nobody sees them, on these conditions, each of them checked:
+(1) of two joined groups the second begins where what counts of the first ends; (2) the junk begins at or behind the
+last row that any step takes as valid in the state that this step leaves; (3) no step without a scatter makes rows
+valid (`conditions`, over all small states that the program can reach); (4) start + rows <= capacity for every state:
+caches grow to what the range of `start` allows, and a prefill takes at most `prefill_chunk` tokens. A drafter's nodes
+stay in tables beside its cache; their attention takes both parts, and no rows are written for it.
+
+Dense parts become the device's operators: rms_norm, rotary embedding with full tables made once, silu(gate) * up. Delta
+rules, convolutions, experts, drafting and acceptance keep their ops, which the backend writes out. Raises SPC317 where
+a cache can't be served by one scatter.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +76,7 @@ class LegalizeAscend(Pass):
                 findings.append(error("SPC317", f"graph `{step}` has no form for an NPU: {reason}"))
                 continue
             graphs[step] = work
+        plan.note("", "values stay values: the graph engine plans memory (no plan-buffers, no fuse-linear here)")
         if findings:
             raise DiagnosticError(findings)
         made = grown(replace(program, graphs=graphs), plan, self.prefill_chunk)

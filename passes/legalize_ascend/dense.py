@@ -68,27 +68,32 @@ def _gate(place: Place, node: Node, step: str, plan: Plan) -> None:
             continue
         gate = silu.args[0]
         assert isinstance(gate, Node)
-        whole = _halves(gate, up)
-        if isinstance(whole, str):
-            plan.note(step, f"`{node.name}` stays silu and mul: {whole}", False)
+        found = _halves(gate, up)
+        if isinstance(found, str):
+            plan.note(step, f"`{node.name}` stays silu and mul: {found}", False)
             continue
+        whole, first, width = found
         editor = Editor(place.module, NAME)
         with editor.before(node, node, silu):
+            if whole.meta["val"].shape[-1] != width:
+                whole = editor.call(aten.narrow.default, whole, -1, first, width, name="gate_up_part")
             made = editor.call(ops.npu_swiglu, whole, name=node.name)
         editor.replace(node, made)
         plan.note(step, "silu(gate) * up in one operator")
         return
 
 
-def _halves(gate: Node, up: Node) -> Node | str:
-    """The value that gate and up are the halves of, or why there is none."""
+def _halves(gate: Node, up: Node) -> tuple[Node, int, int] | str:
+    """The value that gate and up are neighbouring parts of, and where: first column, width; or why there is none."""
     if gate.target is not operator.getitem or up.target is not operator.getitem or gate.args[0] is not up.args[0]:
         return "gate and up are not parts of one value"
     split: Any = gate.args[0]
-    if split.target not in SPLITS or (gate.args[1], up.args[1]) != (0, 1):
-        return f"`{gate.name}` and `{up.name}` are not the two parts of a split"
-    whole: Node = split.args[0]
-    shape, part = whole.meta["val"].shape, gate.meta["val"].shape
-    if part != up.meta["val"].shape or shape[:-1] != part[:-1] or shape[-1] != 2 * part[-1]:
-        return f"`{gate.name}` and `{up.name}` are not halves of the last dim"
-    return whole
+    number: Any = gate.args[1]
+    dim = named_arguments(split).get("dim", 0) if split.target in SPLITS else None
+    whole = split.args[0]
+    if dim not in (-1, whole.meta["val"].dim() - 1) or up.args[1] != number + 1:
+        return f"`{gate.name}` and `{up.name}` are not neighbours in a split of the last dim"
+    widths = [int(part.shape[-1]) for part in split.meta["val"]]
+    if widths[number] != widths[number + 1]:
+        return f"`{gate.name}` and `{up.name}` differ in size"
+    return whole, sum(widths[:number]), 2 * widths[number]
