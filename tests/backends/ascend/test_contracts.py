@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.fx import GraphModule, symbolic_trace
 
 from specc.backends.ascend.contracts import check_contracts
 from specc.codes.ascend import ASCEND_CODES
@@ -77,6 +78,23 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "head_dim 72": ("decode_round", "SPC522", lambda g: g.put_in("query", BATCH, HEADS, ROWS, 72, dtype=BF16)),
     "heads not a multiple": ("decode_round", "SPC522", lambda g: g.keyword("attention", num_key_value_heads=3)),
+    "257 heads": (
+        "short_prompt",
+        "SPC522",
+        lambda g: (
+            g.put_in("query", 1, 257, ROWS, DIM, dtype=BF16),
+            g.keyword("attention", num_heads=257),
+        ),
+    ),
+    "65 heads share a key head": (
+        "plain_step",
+        "SPC522",
+        lambda g: (
+            g.put_in("query", BATCH, 1, 65, DIM, dtype=BF16),
+            g.keyword("attention", num_heads=65, num_key_value_heads=1),
+        ),
+    ),
+    "head_dim 528": ("decode_round", "SPC522", lambda g: g.put_in("query", BATCH, HEADS, ROWS, 528, dtype=BF16)),
     "num_heads of another model": ("decode_round", "SPC522", lambda g: g.keyword("attention", num_heads=4)),
     "17 nodes": (
         "paged_round",
@@ -93,6 +111,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "SPC524",
         lambda g: [g.put_in(name, 1, HEADS, KEYS, DIM, dtype=BF16) for name in ("k_cache", "v_cache")],
     ),
+    "mode 5": ("decode_round", "SPC524", lambda g: g.keyword("attention", sparse_mode=5)),
     "full-mask mode without one": (
         "plain_step",
         "SPC524",
@@ -117,6 +136,14 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
             g.declared["ranges"].update(lengths=(1, 256)),
         ),
     ),
+    "block size of other pages": (
+        "paged_round",
+        "SPC528",
+        lambda g: (
+            g.keyword("attention", block_size=256),
+            g.put_in("mask", BATCH, 1, ROWS, 1024, dtype=I8),
+        ),
+    ),
     "page -1": ("paged_round", "SPC529", lambda g: g.declared["ranges"].update(block_table=(-1, 7))),
     "page past the last": ("paged_round", "SPC529", lambda g: g.declared["ranges"].update(block_table=(0, 8))),
     # lengths
@@ -126,6 +153,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "length of nothing": ("paged_round", "SPC532", lambda g: g.declared["ranges"].update(lengths=(0, 512))),
     # caches
     "rows behind the cache": ("decode_round", "SPC540", lambda g: g.ahead("keys", 1, aten.add.Tensor, 1)),
+    "axis that is not there": ("decode_round", "SPC540", lambda g: g.argument("keys", 3, 4)),
     "pool row -1": ("state_pool", "SPC540", lambda g: g.declared["ranges"].update(row=(-1, 31))),
     "slot of nothing known": ("paged_round", "SPC540", lambda g: g.declared["ranges"].pop("slots")),
     "duplicate slots": ("paged_round", "SPC541", lambda g: g.declared.pop("unique")),
@@ -223,3 +251,49 @@ def test_planted_fault_is_refused_with_its_code_and_no_other(fault: str) -> None
 def test_every_code_has_a_planted_fault() -> None:
     apart = {"SPC573"}  # only our own sampling op: test_contracts_programs
     assert {item.code for item in ASCEND_CODES} - apart == {code for _, code, _ in FAULTS.values()}
+
+
+def exported(function: Callable[..., object], *inputs: object, **options: object) -> GraphModule:
+    class Wrapped(torch.nn.Module):
+        def forward(self, *arguments: object) -> object:
+            return function(*arguments)
+
+    return torch.export.export(Wrapped(), inputs, **options).module()
+
+
+def test_size_that_is_known_at_run_time_only_is_refused() -> None:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    graph = exported(lambda x: x * 2, torch.ones(8, 4), dynamic_shapes={"arguments": ({0: rows},)})
+    assert [item.code for item in check_contracts(graph)] == ["SPC571"]
+
+
+def test_number_of_the_host_as_input_is_refused() -> None:
+    graph = symbolic_trace(lambda x, n: x * n)
+    assert [item.code for item in check_contracts(graph, example_inputs=(torch.ones(4), 3))] == ["SPC571"]
+
+
+def test_graph_without_shapes_asks_for_example_inputs() -> None:
+    graph = symbolic_trace(lambda x, i: x[i])
+    assert [item.code for item in check_contracts(graph)] == ["SPC322"]
+
+
+def test_more_rows_are_legal_in_a_prefill() -> None:
+    graph = legal("paged_round")
+    graph.put_in("query", BATCH, HEADS, 48, DIM, dtype=BF16)
+    graph.put_in("mask", BATCH, 1, 48, 512, dtype=I8)
+    graph.declared["stage"] = "prefill"
+    assert found(graph) == []
+
+
+def test_finding_of_an_exported_function_names_its_line() -> None:
+    graph = exported(lambda x: torch.roll(x, 1, 0), torch.ones(4))
+    (item,) = check_contracts(graph)
+    assert "test_contracts.py" in "\n".join(item.notes)
+
+
+def test_the_checked_graph_is_left_alone() -> None:
+    graph = symbolic_trace(lambda x, i: torch.where(i >= 0, x[i], 0.0))
+    before = str(graph.graph)
+    check_contracts(graph, example_inputs=(torch.ones(4), torch.tensor([1])))
+    assert str(graph.graph) == before
+    assert all("val" not in node.meta for node in graph.graph.nodes)

@@ -145,6 +145,39 @@ FAULTS: dict[str, tuple[str, str, Fault]] = {
 }
 
 
+def read_slot(module: GraphModule) -> None:
+    """The slot whose layers are scattered inside a loop is summed outside of it."""
+    top = next(item for item in module.graph.nodes if item.op == "placeholder" and item.meta["port"].name == "k_cache")
+    editor = Editor(module, "planted")
+    with editor.before(module.graph.output_node()):
+        total = editor.call(aten.sum.default, top)
+        editor.call(aten.add.Tensor, total, 1)
+
+
+EAGER = ops.masked_attention
+EAGER_FAULTS: dict[str, tuple[str, Edit]] = {
+    "mask negated": ("SPC512", through(3, aten.eq.Scalar, 0)),
+    "mask of another op": ("SPC513", through(3, aten.flip.default, [3])),
+    "mask in float32": ("SPC510", through(3, aten._to_copy.default, dtype=torch.float32)),
+    "mask per head": ("SPC514", through(3, aten.repeat.default, [1, 9, 1, 1])),
+}
+
+
+@pytest.mark.parametrize("fault", EAGER_FAULTS)
+def test_planted_fault_is_refused_where_attention_is_matmuls(fault: str) -> None:
+    code, edit = EAGER_FAULTS[fault]
+    _, program = compiled(DYNAMIC, "runtime.dtype=float32")
+    assert {item.code for item in check_contracts(edited(program, "verify", EAGER, edit))} == {code}
+
+
+def test_slot_that_is_read_beside_its_loop_is_refused() -> None:
+    _, program = compiled(DYNAMIC, HALF)
+    module = clone(program.graphs["verify"])
+    read_slot(module)
+    found_there = check_contracts(program.with_graphs(verify=module))
+    assert {item.code for item in found_there} == {"SPC543"}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_refused_with_its_code_and_yaml_line(fault: str) -> None:
     name, code, plant = FAULTS[fault]
