@@ -28,7 +28,7 @@ CONVERTED = frozenset(
     ne.Tensor neg.default new_zeros.default ones_like.default permute.default pow.Scalar reciprocal.default
     remainder.Scalar rsqrt.default rsub.Scalar scalar_tensor.default select.int sigmoid.default silu.default sin.default
     slice.Tensor sort.default split_with_sizes.default squeeze.dim stack.default sub.Tensor sum.dim_IntList t.default
-    topk.default transpose.int tril.default unsqueeze.default view.default where.self zeros.default zeros_like.default
+    topk.default transpose.int tril.default unbind.int unsqueeze.default view.default where.self zeros.default zeros_like.default
     """.split()  # noqa: SIM905
 )
 

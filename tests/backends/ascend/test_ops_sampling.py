@@ -80,7 +80,7 @@ def test_experts_agree(seed: int, chosen: int, norm: bool, batch: int) -> None:
 
 
 def test_experts_that_tie_are_taken_by_number() -> None:
-    weight = moe.expert_weights(torch.ones(2, 4), torch.ones(6, 4), 2, True)
+    weight = moe.expert_weights(torch.ones(2, 6), 2, True)
     assert torch.equal(weight, torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]] * 2))
 
 
@@ -105,3 +105,12 @@ def test_hashing_is_not_for_graphs(name: str) -> None:
     rest = (keys, 3) if name == "counter_uniform" else (keys.unsqueeze(1), keys.unsqueeze(1), 4)
     with pytest.raises(AssertionError, match="shift"):
         assert_convertible(getattr(random, name), keys, *rest)
+
+
+def test_experts_that_are_not_chosen_have_no_effect() -> None:
+    """Whatever they make of a token: infinity and NaN too."""
+    x, router = torch.ones(1, 1, 4), torch.tensor([[1.0] * 4, [-1.0] * 4])
+    gate_up, down = torch.ones(2 * 6, 4), torch.ones(2 * 4, 3)
+    gate_up[6:], down[4:] = float("inf"), 1e30
+    made = agree("moe", (x, router, gate_up, down, 1, True), 1e-5)
+    assert bool(made.isfinite().all())
