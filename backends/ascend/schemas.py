@@ -43,7 +43,7 @@ def is_defined(qualified: str) -> bool:
 
 def has_kernel(qualified: str, key: str) -> bool:
     """Whether the operator has a kernel of its own for a dispatch key such as `CPU` or `Meta`."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key))
+    return is_defined(qualified) and bool(torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key))
 
 
 def define(names: Iterable[str]) -> None:
