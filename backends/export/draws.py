@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from specc.backends.ascend.draws import row_draws
 
 from specc.backends.ascend.declared import uniforms
+from specc.backends.ascend.draws import row_draws
 from specc.backends.ascend.ops.random import FIRST_DRAW, uniform_rows, uniform_table
 from specc.program import DecodeProgram
 

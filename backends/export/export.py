@@ -60,8 +60,11 @@ def export_program(
     module = import_source(source, name)
     steps = []
     for step in program.graphs:
+        signature = signature_of(program, step, sizes)
+        if not signature.outputs:
+            continue  # a flush where nothing can be pending
         report(step)
-        steps.append(export_step(target, module, signature_of(program, step, sizes)))
+        steps.append(export_step(target, module, signature))
     manifest = manifest_of(target, program, info, sizes, source, steps)
     files = {step.file: step.content for step in steps}
     files[manifests.MODULE] = source.encode()

@@ -2,8 +2,8 @@
 
 Inputs are called `weights.<name>` and `state.<slot>`, with `.<layer>` behind it where there is one tensor per layer;
 `uniforms`, the random numbers of a step that draws; and what other steps result in, by its own name. Outputs are
-`new_state.<slot>` for the slots that the step changes, then its results by their names. The batch and the length of a prompt's chunk are
-numbers here: exported graphs are static.
+`new_state.<slot>` for the slots that the step changes, then its results by their names. The batch and the length of a
+prompt's chunk are numbers here: exported graphs are static.
 """
 
 from __future__ import annotations

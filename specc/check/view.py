@@ -25,8 +25,8 @@ def view(machine: Machine, state: State, eagle: bool) -> State:
     """The observable part of a state (a copy). `eagle`: the drafter is a head, whose rows lag by one.
 
     Recurrent states and convolution windows: all. Target caches: rows below length. Drafter caches: rows below
-    length + 1 - recent_count (a head: length - recent_count), which drafting does not recompute. History: the text and
-    the root. Recent tokens and features: those that count.
+    length + 1 - recent_count (a head: length - recent_count), which drafting does not recompute, and none of a row that
+    has no text. History: the text and the root. Recent tokens and features: those that count.
     """
     flushed, _ = machine.step("flush", copied(state), {})
     length = flushed["length"]
@@ -41,6 +41,7 @@ def view(machine: Machine, state: State, eagle: bool) -> State:
         count = flushed["recent_count"]
         seen["recent_count"] = count.clone()
         rows = (length + (0 if eagle else 1) - count).clamp(min=0)
+        rows = torch.where(length > 0, rows, 0)
         for name in ("draft_k_cache", "draft_v_cache"):
             seen[name] = blanked(flushed[name], rows, 2)
         for name in ("recent_tokens", "recent_features"):

@@ -29,7 +29,8 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """`--target`; unknown names are left to the compiler, which explains them (SPC200)."""
-    parser.add_argument("--target", default="reference", metavar="NAME", help="reference (default), triton or ascend")
+    names = "reference (default), triton, ascend, onnx or mlir"
+    parser.add_argument("--target", default="reference", metavar="NAME", help=names)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

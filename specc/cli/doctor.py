@@ -18,6 +18,10 @@ REQUIRED = ("torch", "pydantic", "PyYAML", "numpy", "safetensors", "tokenizers",
 OPTIONAL = {
     "triton": "the triton backend",
     "torch_npu": "the ascend backend on an NPU",
+    "onnxscript": "the onnx target",
+    "onnxruntime": "runs ONNX exports in tests",
+    "torch-mlir": "the mlir target",
+    "iree-base-compiler": "runs MLIR exports in tests",
     "gguf": "specc fetch",
     "transformers": "comparisons in tests and specc/bench",
 }

@@ -22,8 +22,22 @@ COMPILE_CODES: tuple[Code, ...] = (
         "SPC205",
         "a target whose package is not installed",
         "The Triton backend copies its kernels from files that import `triton`. The package compiles without a GPU, "
-        "and `TRITON_INTERPRET=1` runs its kernels on the CPU.",
+        "and `TRITON_INTERPRET=1` runs its kernels on the CPU. Exports are written by `onnxscript` and `torch_mlir`.",
         "specc compile spec.yaml --target triton",
+    ),
+    Code(
+        "SPC206",
+        "an op that a format can't express",
+        "ONNX and MLIR are written by PyTorch's exporter and by torch-mlir, which know most operators of PyTorch, not "
+        "all. The message names the step and the operator.",
+        "specc compile spec.yaml --target mlir",
+    ),
+    Code(
+        "SPC207",
+        "a size that an export can't have",
+        "Exported graphs are static: they take one number of rows and prompts in chunks of one length. Both lie within "
+        "the spec's own limits.",
+        "specc compile specs/smollm2-plain.yaml --target onnx --batch 1000",
     ),
     Code(
         "SPC203",

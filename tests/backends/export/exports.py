@@ -23,7 +23,7 @@ from specc.check.session import Session
 from specc.check.single import Single, narrowed
 from specc.check.subject import Subject
 from specc.check.tally import Tally
-from specc.check.variations import Variation, changed
+from specc.check.variations import Variation
 from specc.check.weights import program_weights
 from specc.driver import module_info
 from specc.spec import LoadedSpec, from_mapping, load
@@ -36,7 +36,7 @@ NAIVE = AGAINST.index("naive")
 
 
 def small(name: str) -> LoadedSpec:
-    """A shipped spec, reduced as `specc check` does it, with a tree of at most MAX_NODES drafted nodes in two levels."""
+    """A shipped spec, reduced as `specc check` does it and with a smaller tree."""
     mapping = reduced_mapping(load(SPECS / f"{name}.yaml", []))
     draft = mapping["draft"]
     if draft["tree"] == "static":
