@@ -32,15 +32,17 @@ from typing import ClassVar
 
 from torch.fx import GraphModule, Node
 
-from specc.diagnostics import DiagnosticError, error
+from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.ir.clone import clone
 from specc.ir.edit import erase_dead, finish, is_loop, loop_parts, retype
+from specc.ir.printer import fingerprint
 from specc.ir.prune import prune
 from specc.manager import Pass, PassContext, PassResult
 from specc.passes.legalize_ascend.attention import attend, attend_apart, left_over
 from specc.passes.legalize_ascend.capacity import grown
 from specc.passes.legalize_ascend.chains import WRITES, cache_slots, chains, slot_behind, slot_of
 from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, Refused, walk_loops
+from specc.passes.legalize_ascend.conditions import prove
 from specc.passes.legalize_ascend.dense import dense_parts
 from specc.passes.legalize_ascend.legal import illegal
 from specc.passes.legalize_ascend.loops import inline_single, merge, one_select
@@ -67,7 +69,7 @@ class LegalizeAscend(Pass):
         capacity = max((program.slots[name].shape[2] for name in caches), default=0)
         plan = Plan(program, caches, capacity)
         graphs: dict[str, GraphModule] = {}
-        findings = []
+        findings: list[Diagnostic] = []
         for step, module in program.graphs.items():
             work = clone(module)
             try:
@@ -76,6 +78,8 @@ class LegalizeAscend(Pass):
                 findings.append(error("SPC317", f"graph `{step}` has no form for an NPU: {reason}"))
                 continue
             graphs[step] = work
+        if not findings:
+            findings += _unproved(replace(program, graphs=graphs), plan)
         plan.note("", "values stay values: the graph engine plans memory (no plan-buffers, no fuse-linear here)")
         if findings:
             raise DiagnosticError(findings)
@@ -83,7 +87,18 @@ class LegalizeAscend(Pass):
         for module in made.graphs.values():
             retype(module)
             finish(module)
-        return PassResult(made, True, tuple(plan.notes))
+        changed = fingerprint(made) != fingerprint(program)
+        return PassResult(made if changed else program, changed, tuple(plan.notes))
+
+
+def _unproved(program: DecodeProgram, plan: Plan) -> list[Diagnostic]:
+    """The condition that does not hold, if any."""
+    try:
+        prove(program, plan.writes)
+    except Refused as reason:
+        return [error("SPC317", str(reason))]
+    plan.note("", "rows that do not count are seen by no step: checked on all small states")
+    return []
 
 
 def legalize(module: GraphModule, step: str, plan: Plan) -> None:

@@ -21,10 +21,8 @@ DEFAULT_CHUNK = 512
 
 def grown(program: DecodeProgram, plan: Plan, chunk: int) -> DecodeProgram:
     """The program with caches of enough rows, and with `prefill_chunk` among its attributes."""
-    if not plan.caches:
-        return program
-    longest = int(program.attributes.get("max_sequence_length") or plan.capacity)
-    chunk = min(chunk or DEFAULT_CHUNK, longest)
+    longest = int(program.attributes.get("max_sequence_length") or plan.capacity or DEFAULT_CHUNK)
+    chunk = min(chunk or int(program.attributes.get("prefill_chunk", DEFAULT_CHUNK)), longest)
     needed, why = plan.capacity, ""
     for step, module in program.graphs.items():
         found = analyse(module, program.ranges)

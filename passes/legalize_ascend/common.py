@@ -81,6 +81,7 @@ class Plan:
     capacity: int
     notes: list[Note] = field(default_factory=list)
     made: dict[tuple[Any, ...], At] = field(default_factory=dict)
+    writes: list[Any] = field(default_factory=list)
 
     def note(self, graph: str, message: str, fired: bool = True, keys: Sequence[str] = ()) -> None:
         """Record what was done, or why not (once)."""

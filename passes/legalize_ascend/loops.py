@@ -28,13 +28,13 @@ def merge(module: GraphModule, first_node: Node, second_node: Node) -> None:
     needed_before(module, wanted, first_node)
     hoist(module, wanted, first_node)
     body, fresh = _joined(first, second, {item: own[item] - count for item in second.sliced if item in own})
-    operands: dict[str, list[Any]] = {
-        kind: [*getattr(first, kind), *(item for group, item in fresh if group == kind)]
-        for kind in ("carried", "sliced", "invariant")
-    }
+    carried, sliced, invariant = (
+        [*own_operands, *(item for group, item in fresh if group == kind)]
+        for kind, own_operands in (("carried", first.carried), ("sliced", first.sliced), ("invariant", first.invariant))
+    )
     editor = Editor(module, NAME)
     with editor.before(first_node, first_node, second_node):
-        results = make_loop(editor, first, body=body, **operands)
+        results = make_loop(editor, first, body=body, carried=carried, sliced=sliced, invariant=invariant)
     _hand_out(first, second, results)
     for node in (second_node, first_node):
         for user in list(node.users):

@@ -12,6 +12,7 @@ from specc.ir.edit import Editor, inherit
 from specc.ir.port import Port
 from specc.passes.legalize_ascend.chains import ATTENTION, Chain, Source, slot_of
 from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, Refused, aten, hoist
+from specc.passes.legalize_ascend.conditions import Write, formula
 
 MAX_SOURCES = 2
 
@@ -25,7 +26,9 @@ def write_once(chain: Chain, step: str, plan: Plan) -> Node | None:
         raise Refused(f"{len(sources)} groups of rows are written to `{chain.slot}`")
     barrier = chain.attentions[0] if chain.attentions else chain.versions[-1]
     hoist(chain.place.module, [item.rows for item in sources if item.rows is not barrier], barrier)
-    start = plan.inside(_start(chain.place, sources, plan), chain.place)
+    first_row = _start(chain.place, sources, plan)
+    plan.writes.append(_write(step, chain.slot, first_row, sources))
+    start = plan.inside(first_row, chain.place)
     editor = Editor(chain.place.module, NAME)
     with editor.before(barrier, *chain.versions[1:]):
         rows = _rows(editor, chain.place, sources, plan)
@@ -39,6 +42,15 @@ def write_once(chain: Chain, step: str, plan: Plan) -> Node | None:
     words = "the rows that the commit moves and the new ones, joined" if len(sources) > 1 else "one group of rows"
     plan.note(step, f"`{chain.slot}`: one scatter of {words}")
     return made
+
+
+def _write(step: str, slot: str, first_row: At, sources: list[Source]) -> Write:
+    """What the conditions are proved of."""
+    groups = tuple(
+        (formula(item.start.node), None if item.count is None else formula(item.count.node)) for item in sources
+    )
+    counts = tuple(count for _, count in groups if count is not None)
+    return Write(step, slot, formula(first_row.node), counts, groups)
 
 
 def _rows(editor: Editor, place: Place, sources: list[Source], plan: Plan) -> Node:
