@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import linecache
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,6 @@ from torch import Tensor
 from specc.backends.ascend.runtime.abi import COMMIT_FUSED, PREFILL_CHUNK
 from specc.backends.ascend.runtime.draws import draws_of
 from specc.backends.ascend.runtime.graphs import (
-    GRAPHS,
     StepGraph,
     Tensors,
     flattened,
@@ -86,7 +87,8 @@ class Steps:
     ) -> None:
         self.state: State = init_state(batch, device)
         self._tensors = flattened(weights, views(self.state))
-        self._functions = {step: runner(graph_function(step, batch)) for step in GRAPHS}
+        self._runner = runner
+        self._functions: dict[str, Callable[..., Tensors]] = {}
 
     def run(self, step: str, *extra: Tensor) -> Tensor:
         """Run "prefill" (input_ids, lengths), "step", "plain" or "flush"; its record."""
@@ -98,8 +100,13 @@ class Steps:
         return results[0]
 
     def _call(self, step: str, extra: Tensors) -> Tensors:
+        tokens = extra[0].shape[1] if step == "prefill" else 0
+        name = f"{step}-{tokens}"
+        if name not in self._functions:
+            batch = self.state.length.shape[0]
+            self._functions[name] = self._runner(graph_function(step, batch, tokens))
         own = step_inputs(step, self.state, extra)
-        return self._functions[step](*self._tensors, *own)
+        return self._functions[name](*self._tensors, *own)
 
 
 def eager_runner(graph: StepGraph) -> Callable[..., Tensors]:
@@ -115,7 +122,7 @@ def compiled_runner(mode: str) -> Runner:
 
     def compiled(graph: StepGraph) -> Callable[..., Tensors]:
         made: Callable[..., Tensors] = torch.compile(
-            graph, backend=backend, fullgraph=True, dynamic=False
+            graph.forward, backend=backend, fullgraph=True, dynamic=False
         )
         return made
 
@@ -146,15 +153,20 @@ def cache_compile(
     device: torch.device | str = "npu",
     mode: str = "max-autotune",
 ) -> Steps:
-    """As `build`, with torchair's compilation cache: another process loads from `directory` what this one compiled."""
+    """As `build`, with torchair's compilation cache: another process loads from `directory` what this one compiled.
+
+    Each module has a folder of its own in it. Raises RuntimeError where torch_npu is missing.
+    """
     inference = npu_package("torchair.inference")
+    source = "".join(linecache.getlines(StepGraph.forward.__code__.co_filename))
+    folder = Path(directory) / hashlib.sha256(source.encode()).hexdigest()[:16]
 
     def cached(graph: StepGraph) -> Callable[..., Tensors]:
         made: Callable[..., Tensors] = inference.cache_compile(
             graph.forward,
             config=compiler_config(mode),
             dynamic=False,
-            cache_dir=os.fspath(directory),
+            cache_dir=str(folder),
             ge_cache=mode == "max-autotune",
         )
         return made
@@ -227,7 +239,8 @@ def example_calls(
         ids = torch.zeros((batch, size), dtype=torch.int64, device=device)
         calls.append((f"prefill-{size}", "prefill", (ids, torch.zeros_like(ids[:, 0]))))
     for name, step, extra in calls:
-        yield name, graph_function(step, batch), step_inputs(step, state, extra)
+        tokens = extra[0].shape[1] if extra else 0
+        yield name, graph_function(step, batch, tokens), step_inputs(step, state, extra)
     if not COMMIT_FUSED:
         # A commit takes what a step gives: run one.
         with torch.no_grad():

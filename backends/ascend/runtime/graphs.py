@@ -8,6 +8,7 @@ step is a Python number, which would be a graph of its own each time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -152,16 +153,30 @@ GRAPHS: dict[str, Callable[[Weights, Views, Tensors], tuple[Views, Tensors]]] = 
 
 
 class StepGraph(torch.nn.Module):
-    """One step as a function of tensors; its first result is the record that the host reads."""
+    """One step as a function of tensors; its first result is the record that the host reads.
 
-    def __init__(self, step: str, batch: int) -> None:
+    Every instance has a code object of its own, equal to no other: compiled forms are kept per
+    code object, and one graph would otherwise be a recompilation of another. `tokens`: of a
+    prefill's chunk.
+    """
+
+    def __init__(self, step: str, batch: int, tokens: int = 0) -> None:
         super().__init__()
-        self.step = step
-        self.batch = batch
+        self.step, self.batch, self.tokens = step, batch, tokens
+        shared = type(self).forward
+        code = shared.__code__.replace(co_name=f"{self.name}_{id(self)}")
+        own = FunctionType(code, shared.__globals__, self.name)
+        self.forward = MethodType(own, self)  # type: ignore[method-assign]
+
+    @property
+    def name(self) -> str:
+        """Tells the graphs of a module apart: step_4, prefill_4_32."""
+        size = f"_{self.tokens}" if self.tokens else ""
+        return f"{self.step}_{self.batch}{size}"
 
     def extra_repr(self) -> str:
-        """Tells the graphs of a module apart, in caches too."""
-        return f"{self.step}, batch={self.batch}"
+        """The name, by which caches of compiled forms know it."""
+        return self.name
 
     def forward(self, *tensors: Tensor) -> Tensors:
         """Run the step on flattened weights and slots and its own inputs; the slots change in place."""
@@ -171,11 +186,11 @@ class StepGraph(torch.nn.Module):
         return results
 
 
-def graph_function(step: str, batch: int) -> StepGraph:
+def graph_function(step: str, batch: int, tokens: int = 0) -> StepGraph:
     """The function that is compiled for a step: "prefill", "step", "commit", "plain" or "flush".
 
     Its tensors are `flattened(weights, views(state))` and what `step_inputs` gives. Raises ValueError.
     """
     if step not in GRAPHS:
         raise ValueError(f"there is no step {step!r}, only {', '.join(GRAPHS)}")
-    return StepGraph(step, batch)
+    return StepGraph(step, batch, tokens)
