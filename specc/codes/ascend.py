@@ -260,6 +260,13 @@ GRAPHS: tuple[Code, ...] = (
         "x.index_select(0, i)  # nothing declared about i",
     ),
     Code(
+        "SPC562",
+        "padding that GE leaves undefined",
+        "constant_pad_nd with a negative pad (which cuts rows off in eager torch), or of integers with a "
+        "floating-point number, as F.pad passes it.",
+        "torch.nn.functional.pad(x, (0, -1))",
+    ),
+    Code(
         "SPC570",
         "op without a GE converter",
         "torchair turns aten ops into GE ops one by one, and has nothing for this one, so the graph can't be built. "

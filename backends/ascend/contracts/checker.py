@@ -13,7 +13,7 @@ from specc.backends.ascend.contracts.context import Context, Facts, Meaning, Sta
 from specc.backends.ascend.contracts.converters import check_converters
 from specc.backends.ascend.contracts.delta import check_delta, check_products
 from specc.backends.ascend.contracts.host import check_host
-from specc.backends.ascend.contracts.indices import check_indices
+from specc.backends.ascend.contracts.indices import check_indices, check_writes
 from specc.backends.ascend.contracts.lengths import check_lengths
 from specc.backends.ascend.contracts.masks import check_masks
 from specc.backends.ascend.ops.table import POINTWISE, special
@@ -26,7 +26,7 @@ from specc.program import DecodeProgram
 
 CALL_CHECKS = (check_masks, check_attention, check_lengths, check_scatter, check_delta)
 """One per family of ops; each is called with every NPU call. Masks come first: what is wrong with one implies more."""
-GRAPH_CHECKS = (check_in_place, check_products, check_indices, check_converters, check_host)
+GRAPH_CHECKS = (check_in_place, check_products, check_indices, check_writes, check_converters, check_host)
 """Contracts between nodes, and of ops that are not the NPU's own."""
 PREFILL = "prefill"
 

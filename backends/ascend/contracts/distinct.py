@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import Node
 
 from specc.backends.ascend.contracts.context import Context, input_names, static, words
+from specc.backends.ascend.contracts.positions import counts_keys
 from specc.ir.ranges.bounds import integer
 from specc.ir.ranges.calls import call_of, shape_of, value
 
@@ -53,6 +54,25 @@ def distinct_rows(index: Any, ctx: Context, depth: int = 16) -> bool:
         source = call_of(index.args[0])
         return source is not None and source.name in _ORDERS and index.args[1:] == (1,) and _one_row(index)
     return call.name in _ORDERS and _one_row(index)
+
+
+def distinct_along(index: Any, dim: int, ctx: Context) -> bool:
+    """True where no two entries of `index` along `dim` are equal, whatever the other dims are: for torch.scatter."""
+    shape = shape_of(index)
+    if not isinstance(index, Node) or shape is None:
+        return False
+    dim = dim + len(shape) if dim < 0 else dim
+    if not shape or static(shape[dim]) == 1 or distinct_rows(index, ctx):
+        return True
+    if dim == len(shape) - 1 and counts_keys(index, ctx):
+        return True
+    call = call_of(index)
+    if call is not None and call.name == "getitem" and isinstance(index.args[0], Node) and index.args[1:] == (1,):
+        call = call_of(index.args[0])
+    if call is None or call.name not in _ORDERS:
+        return False
+    ordered = call.arg(2 if call.name == "topk" else 1, "dim", default=-1)
+    return isinstance(ordered, int) and dim in (ordered, ordered + len(shape))
 
 
 def _entries(node: Node) -> int | None:

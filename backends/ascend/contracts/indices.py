@@ -1,15 +1,54 @@
-"""Contracts of row numbers (SPC560, SPC561): outside the table they are undefined, also where eager wraps."""
+"""Contracts of row numbers (SPC541, SPC560 to SPC562): outside the table they are undefined, also where eager wraps."""
 
 from __future__ import annotations
+
+import torch
 
 from specc.backends.ascend.contracts.caches import SCATTERS
 from specc.backends.ascend.contracts.calls import npu_call
 from specc.backends.ascend.contracts.context import Context
+from specc.backends.ascend.contracts.distinct import distinct_along
+from specc.ir.edit import modules
 from specc.ir.ranges.bounds import ZERO
-from specc.ir.ranges.calls import dtype_of
+from specc.ir.ranges.calls import Call, call_of, dtype_of, value
 from specc.ir.ranges.explain import origin
 from specc.ir.ranges.indices import IndexUse, all_index_uses, interval_of, is_proved
 from specc.ir.ranges.interval import EVERYTHING, limits
+
+
+def check_writes(ctx: Context) -> None:
+    """SPC541 for torch.scatter, SPC562 for padding that GE leaves undefined."""
+    for module in modules(ctx.module):
+        for node in module.graph.nodes:
+            call = call_of(node)
+            if call is not None and call.name == "scatter":
+                _scattered(call, ctx)
+            elif call is not None and call.name == "constant_pad_nd":
+                _padded(call, ctx)
+
+
+def _scattered(call: Call, ctx: Context) -> None:
+    """Rows with the same index: which one stays is undefined, but for a single value."""
+    index, dim = call.arg(2, "index"), call.arg(1, "dim")
+    written = value(call.arg(3, "src", "value"))
+    if not isinstance(written, torch.Tensor) or not isinstance(dim, int) or distinct_along(index, dim, ctx):
+        return
+    ctx.refuse(
+        "SPC541",
+        call.node,
+        f"two elements may go to the same place: nothing shows that `{index.name}` has none twice along dim {dim}",
+        f"count with an arange along that dim, or declare: unique={{'{index.name}'}}",
+    )
+
+
+def _padded(call: Call, ctx: Context) -> None:
+    pads, fill = call.arg(1, "pad"), call.kwargs.get("value", call.args[2] if len(call.args) > 2 else 0)
+    dtype = dtype_of(call.first)
+    if isinstance(pads, (list, tuple)) and any(isinstance(pad, int) and pad < 0 for pad in pads):
+        ctx.refuse("SPC562", call.node, f"pads {list(pads)} cut rows off", "use a slice (torch.narrow)")
+    elif isinstance(fill, float) and dtype is not None and not dtype.is_floating_point:
+        message = f"{dtype} padded with the floating-point number {fill}"
+        ctx.refuse("SPC562", call.node, message, "pass the number as an integer, or use torch.cat")
 
 
 def check_indices(ctx: Context) -> None:

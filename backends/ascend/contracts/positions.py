@@ -106,7 +106,9 @@ def counts_keys(item: Any, ctx: Context) -> bool:
     if call.name in _COUNTING:
         return all(static(size) == 1 for size in shape[:-1]) or _expanded(item, ctx)
     if call.name in ("add", "sub"):
-        return counts_keys(call.first, ctx) and _is_per_row(call.arg(1, "other"))
+        first, other = call.first, call.arg(1, "other")
+        turned = call.name == "add" and _is_per_row(first) and counts_keys(other, ctx)
+        return turned or (counts_keys(first, ctx) and _is_per_row(other))
     return False
 
 

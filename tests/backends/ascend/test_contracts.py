@@ -210,6 +210,17 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "placeholder in the embedding": ("decode_round", "SPC560", lambda g: g.declared["ranges"].update(tokens=(-1, 255))),
     "token past the vocabulary": ("decode_round", "SPC561", lambda g: g.declared["ranges"].update(tokens=(0, 256))),
     "index of nothing known": ("decode_round", "SPC561", lambda g: g.declared["ranges"].pop("path")),
+    "tree rows to one column": (
+        "decode_round",
+        "SPC541",
+        lambda g: g.target("offset", aten.zeros.default, [ROWS], dtype=I64),
+    ),
+    "negative padding": ("matmul_form", "SPC562", lambda g: g.beside("u", aten.constant_pad_nd.default, [0, -1])),
+    "integers padded with a float": (
+        "decode_round",
+        "SPC562",
+        lambda g: g.beside("columns", aten.constant_pad_nd.default, [0, 1], -1.0),
+    ),
     # the graph itself
     "roll": ("matmul_form", "SPC570", lambda g: g.beside("u", aten.roll.default, [1])),
     "length read by the host": ("decode_round", "SPC571", lambda g: g.beside("tree", aten.item.default, like=True)),
