@@ -51,6 +51,14 @@ def roll(x: torch.Tensor, shifts: list[int], dims: list[int]) -> torch.Tensor:
     return torch.cat((x.narrow(dims[0], size - front, front), x.narrow(dims[0], 0, size - front)), dim=dims[0])
 
 
+def select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """x with `part` at one index of `dim`: pieces put together, where GE's scatter has an index for every element."""
+    place = index % x.shape[dim]
+    after = x.shape[dim] - place - 1
+    pieces = [x.narrow(dim, 0, place), part.unsqueeze(dim), x.narrow(dim, place + 1, after)]
+    return torch.cat([piece for piece in pieces if piece.shape[dim] > 0], dim=dim)
+
+
 def softplus(x: torch.Tensor) -> torch.Tensor:
     """log(1 + e^x), x itself above 20; rounded once to x's dtype."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -18,6 +18,11 @@ def take_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return found.reshape(batch, index.shape[1], *x.shape[2:])
 
 
+def take_entries(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """x[index[…]]: entries of a table x [N,…] by int64 of any shape."""
+    return x.index_select(0, index.reshape(-1)).reshape(*index.shape, *x.shape[1:])
+
+
 def rows_in_order(size: int, device: torch.device) -> torch.Tensor:
     """int64 [1,size] = 0, 1, …."""
     return torch.arange(size, device=device).unsqueeze(0)

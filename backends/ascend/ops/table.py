@@ -69,12 +69,14 @@ REPLACED: Mapping[object, Function] = {
     ops.clamp_max.default: aten.clamp_max,
     ops.logaddexp.default: aten.logaddexp,
     ops.roll.default: aten.roll,
+    ops.select_scatter.default: aten.select_scatter,
     ops.xlogy.Tensor: aten.xlogy,
 }
 NAMES: frozenset[str] = frozenset(KERNELS) | {
     "linear",
     *(function.__name__ for function in (*POINTWISE.values(), *REPLACED.values())),
     "cumprod",
+    "take_entries",
     "take_rows",
 }
 
@@ -108,15 +110,20 @@ def _replaced(node: Node) -> Call | None:
 
 
 def _taken(node: Node) -> Call | None:
-    """x[batch, index] with the number of each sequence: rows of x."""
+    """x[index], or x[batch, index] with the number of each sequence."""
     value, indices = node.args[0], node.args[1]
-    if not isinstance(indices, (list, tuple)) or len(indices) != 2:
+    if not isinstance(indices, (list, tuple)) or not all(isinstance(item, Node) for item in indices):
         return None
-    batch, index = indices
-    declared = info(batch.target) if isinstance(batch, Node) else None
-    if declared is None or declared.name != "batch_index" or not isinstance(index, Node):
+    *batch, index = indices
+    fake = index.meta["val"]
+    if fake.dtype != torch.int64 or len(batch) > 1:
         return None
-    return (rows.take_rows, (value, index)) if index.meta["val"].dim() == 2 else None
+    if not batch:
+        return rows.take_entries, (value, index)
+    declared = info(batch[0].target)
+    if declared is None or declared.name != "batch_index" or fake.dim() != 2:
+        return None
+    return rows.take_rows, (value, index)
 
 
 def _is_flag(value: Any) -> bool:

@@ -81,6 +81,10 @@ def test_running_products_and_rolls_agree(x: torch.Tensor, shift: int) -> None:
     for dim in (0, 1):
         assert torch.equal(aten.cumprod(x, dim), x.cumprod(dim))
         assert torch.equal(aten.roll(x, [shift], [dim]), x.roll([shift], [dim]))
+        for index in {0, x.shape[dim] - 1, -1}:
+            part = x.select(dim, 0) + 5
+            wanted = x.select_scatter(part, dim, index)
+            assert torch.equal(aten.select_scatter(x, part, dim, index), wanted)
 
 
 @given(tables(NUMBERS), tables(NUMBERS), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
@@ -114,6 +118,7 @@ TABLE = (X > 0.5, X.long(), X.long(), X, torch.zeros(2, dtype=torch.int64), 5)
         (aten.clamp_max, (X.long(), 3)),
         (aten.cumprod, (X.long(), 1)),
         (aten.roll, (X.long(), [1], [1])),
+        (aten.select_scatter, (X, X[:, 0], 1, 2)),
         (aten.softplus, (X.half(),)),
         (aten.xlogy, (X, X)),
         (aten.logaddexp, (X, X)),

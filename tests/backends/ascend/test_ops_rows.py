@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specc.backends.ascend.ops import cache, conv, create
-from specc.backends.ascend.ops.rows import take_rows
+from specc.backends.ascend.ops.rows import take_entries, take_rows
 from tests.backends.ascend.op_support import agree, assert_close, assert_convertible, strictly
 from tests.unit.delta_cases import tree_of
 
@@ -124,6 +124,7 @@ def test_taken_rows_are_those_of_the_index(batch: int, size: int, taken: int, re
     x = rows_of(seed, batch, size, *rest)
     index = torch.randint(size, (batch, taken), generator=torch.Generator().manual_seed(seed))
     assert_close(strictly(take_rows, x, index), x[torch.arange(batch).unsqueeze(1), index], None)
+    assert_close(strictly(take_entries, x[0], index), x[0][index], None)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
