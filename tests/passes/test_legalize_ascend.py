@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -34,59 +35,59 @@ VARIATIONS = [
 ]
 
 
-def walk(twins: Twins, data: st.DataObject, steps: int) -> None:
+def walk(twins: Twins, random: Random, steps: int) -> None:
     """A prompt, then steps, with a continued prompt, a plain step or a flush among them."""
-    prefill(twins, data, least=1)
-    twins.set(remaining=torch.tensor([data.draw(st.sampled_from([3, 9, 99])) for _ in range(twins.batch)]))
+    prefill(twins, random, least=1)
+    twins.set(remaining=torch.tensor([random.choice([3, 9, 99]) for _ in range(twins.batch)]))
     for _ in range(steps):
-        extra = data.draw(st.sampled_from(["", "", "prefill", "decode", "flush"]))
+        extra = random.choice(["", "", "prefill", "decode", "flush"])
         if extra == "prefill":
-            prefill(twins, data)
+            prefill(twins, random)
         elif extra and (extra != "decode" or "recent_count" not in twins.state):
             twins.run(extra, {})
-        speculate(twins, data)
+        speculate(twins, random)
 
 
-def fill(twins: Twins, data: st.DataObject) -> None:
+def fill(twins: Twins, random: Random) -> None:
     """Steps until every row is as long as a sequence may be; nothing but that ends a row."""
     for _ in range(5):
-        prefill(twins, data, least=5)
+        prefill(twins, random, least=5)
     while bool((twins.state["length"] < LONGEST).any()):
         twins.set(finished=twins.state["length"] >= LONGEST)
-        speculate(twins, data)
-    prefill(twins, data)
-    speculate(twins, data)
+        speculate(twins, random)
+    prefill(twins, random)
+    speculate(twins, random)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
+@given(random=st.randoms())
 @settings(max_examples=1)
-def test_steps_give_the_same_before_and_after(name: str, data: st.DataObject) -> None:
-    walk(Twins(pair(name), data.draw(st.integers(1, 3))), data, 2)
+def test_steps_give_the_same_before_and_after(name: str, random: Random) -> None:
+    walk(Twins(pair(name), random.randint(1, 3)), random, 2)
 
 
 @pytest.mark.parametrize("name", ["eagle-pangu", "smollm2-dynamic-tree", "pangu-chain"])
-@given(data=st.data())
+@given(random=st.randoms())
 @settings(max_examples=1)
-def test_steps_give_the_same_up_to_a_full_cache(name: str, data: st.DataObject) -> None:
-    fill(Twins(pair(name), 2), data)
+def test_steps_give_the_same_up_to_a_full_cache(name: str, random: Random) -> None:
+    fill(Twins(pair(name), 2), random)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
+@given(random=st.randoms())
 @settings(max_examples=10)
-def test_longer_walks_give_the_same(name: str, data: st.DataObject) -> None:
-    walk(Twins(pair(name), data.draw(st.integers(1, 3))), data, 5)
-    fill(Twins(pair(name), data.draw(st.integers(1, 2))), data)
+def test_longer_walks_give_the_same(name: str, random: Random) -> None:
+    walk(Twins(pair(name), random.randint(1, 3)), random, 5)
+    fill(Twins(pair(name), random.randint(1, 2)), random)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), VARIATIONS, ids=[f"{name} {changes}" for name, changes in VARIATIONS])
-@given(data=st.data())
+@given(random=st.randoms())
 @settings(max_examples=6)
-def test_other_commits_give_the_same(name: str, changes: Changes, data: st.DataObject) -> None:
-    walk(Twins(pair(name, changes), data.draw(st.integers(1, 3))), data, 4)
+def test_other_commits_give_the_same(name: str, changes: Changes, random: Random) -> None:
+    walk(Twins(pair(name, changes), random.randint(1, 3)), random, 4)
 
 
 @pytest.mark.parametrize("name", NAMES)
