@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.declared import declared
 from specc.backends.ascend.ops.table import KERNELS, NAMES, POINTWISE, npu_special
-from specc.backends.ascend.runtime.build import build, cache_compile, export
+from specc.backends.ascend.runtime.build import build, cache_compile
 from specc.backends.ascend.runtime.decoder import Decoder
+from specc.backends.ascend.runtime.export import export
 from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import linecache
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from specc.backends.ascend.runtime.graphs import (
 from specc.backends.ascend.runtime.merge import merge_duplicates
 from specc.backends.printing.runtime.abi import (
     MAX_BATCH_SIZE,
-    SLOTS,
-    WEIGHTS,
     State,
     Weights,
     init_state,
@@ -172,79 +169,3 @@ def cache_compile(
         return made
 
     return Steps(weights, batch, device, cached)
-
-
-def input_names(step: str, count: int) -> list[str]:
-    """The names of a graph's `count` inputs, in order: weights.q_proj.0, state.k_cache.0, ..., input.0, ..."""
-    names: list[str] = []
-    for weight in WEIGHTS:
-        parts = (
-            [f".{layer}" for layer in range(weight.layers)]
-            if weight.layers is not None
-            else [""]
-        )
-        names += [f"weights.{weight.name}{part}" for part in parts]
-    for name, slot in SLOTS.items():
-        parts = (
-            [f".{layer}" for layer in range(slot.shape[0])]
-            if slot.batch_dim == 1
-            else [""]
-        )
-        names += [f"state.{name}{part}" for part in parts]
-    return names + [f"{step}.{number}" for number in range(count - len(names))]
-
-
-def export(
-    directory: str | os.PathLike[str],
-    weights: Weights,
-    batch: int = 1,
-    device: torch.device | str = "npu",
-    mode: str = "max-autotune",
-) -> list[str]:
-    """Write every step as a GE graph (torchair.dynamo_export), one folder each with the names of its inputs.
-
-    Returns the folders. Raises RuntimeError where torch_npu is missing.
-    """
-    torchair = npu_package("torchair")
-    state = init_state(batch, device)
-    tensors = flattened(weights, views(state))
-    folders: list[str] = []
-    for name, graph, extra in example_calls(tensors, state):
-        folder = Path(directory) / name
-        folder.mkdir(parents=True, exist_ok=True)
-        given = (*tensors, *extra)
-        torchair.dynamo_export(
-            *given,
-            model=graph,
-            export_path=str(folder),
-            export_name=name,
-            dynamic=False,
-            config=compiler_config(mode),
-        )
-        names = input_names(graph.step, len(given))
-        (folder / "inputs.json").write_text(json.dumps(names, indent=1) + "\n")
-        folders.append(str(folder))
-    return folders
-
-
-def example_calls(
-    tensors: Tensors, state: State
-) -> Iterator[tuple[str, StepGraph, Tensors]]:
-    """Every graph of a batch size with its own inputs, on a fresh state: every row is finished, nothing is emitted."""
-    batch, device = state.length.shape[0], state.length.device
-    calls: list[tuple[str, str, Tensors]] = [
-        (step, step, ()) for step in ("step", "plain", "flush")
-    ]
-    for size in sorted({chunk_size(1), PREFILL_CHUNK}):
-        ids = torch.zeros((batch, size), dtype=torch.int64, device=device)
-        calls.append((f"prefill-{size}", "prefill", (ids, torch.zeros_like(ids[:, 0]))))
-    for name, step, extra in calls:
-        tokens = extra[0].shape[1] if extra else 0
-        yield name, graph_function(step, batch, tokens), step_inputs(step, state, extra)
-    if not COMMIT_FUSED:
-        # A commit takes what a step gives: run one.
-        with torch.no_grad():
-            results = graph_function("step", batch)(
-                *tensors, *step_inputs("step", state, ())
-            )
-        yield "commit", graph_function("commit", batch), results[1:]

@@ -57,12 +57,14 @@ def check(name: str, dtype: str, batch: int) -> None:
         assert all(update.clean for update in counts.updates(lowered.graph)), step
 
 
+@pytest.mark.usefixtures("torch_npu_wheel")
 @pytest.mark.parametrize("name", QUICK[1:])
 def test_graphs_decode_the_eager_text(name: str) -> None:
     check(name, "float32", 2)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("torch_npu_wheel")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_of_all_specs_decode_the_eager_text(name: str, dtype: str) -> None:
