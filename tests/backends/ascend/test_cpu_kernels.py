@@ -178,6 +178,18 @@ def test_a_prompt_with_a_mask_is_causal_unless_told_otherwise() -> None:
     assert torch.equal(prompt(), full)
 
 
+def test_a_length_is_a_shorter_cache_and_a_shorter_query() -> None:
+    settings = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BSND"}
+    made = NPU.npu_fused_infer_attention_score(
+        Q, K, V, **settings, actual_seq_lengths=[2, 3], actual_seq_lengths_kv=[5, 7]
+    )[0]
+    short = NPU.npu_fused_infer_attention_score(Q[:1, :2], K[:1, :5], V[:1, :5], **settings)[0]
+    long = NPU.npu_fused_infer_attention_score(Q[1:], K[1:], V[1:], **settings)[0]
+    torch.testing.assert_close(made[:1, :2], short)
+    torch.testing.assert_close(made[1:], long)
+    assert not made[0, 2].any()
+
+
 def test_rows_behind_a_length_are_never_read() -> None:
     junk_k, junk_v = K.clone(), V.clone()
     junk_k[:, 5:], junk_v[:, 5:] = float("nan"), float("inf")

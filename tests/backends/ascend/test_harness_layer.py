@@ -187,6 +187,14 @@ def test_results_and_states_of_one_value_do_not_share_memory() -> None:
     assert_same(inputs, wanted)
 
 
+def test_a_result_has_memory_of_its_own() -> None:
+    """GE has no op for `clone`: torchair passes the input through."""
+    x = normal(0, 3)
+    made = lower(torch.clone, (x,)).run(x)
+    made.zero_()
+    assert x.all()
+
+
 def test_a_state_that_is_not_contiguous_changes_too() -> None:
     whole = normal(0, 2, 6)
     inputs = ([whole[:, ::2]], normal(1, 2, 3))
@@ -214,6 +222,12 @@ def test_a_second_reader_of_the_cache_costs_a_copy_of_it(read_before: bool) -> N
     made_for = [copy.fx_node for copy in counts.copies(lowered.graph)]
     assert made_for == (["scatter_update: npu.scatter_update.default"] if read_before else [])
     assert torch.isfinite(total)
+
+
+def test_ops_of_constants_alone_are_not_counted() -> None:
+    graph = lower(lambda x: x + torch.ones(3) * torch.arange(3), (normal(0, 3),)).graph
+    assert {op.type for op in graph.op} > {"Mul", "Fill", "Range"}
+    assert counts.op_counts(graph) == {"Add": 1}
 
 
 def test_ops_of_one_layer_and_who_made_them() -> None:
