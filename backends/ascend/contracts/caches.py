@@ -53,9 +53,9 @@ def _block(call: NpuCall, ctx: Context) -> None:
         help = "keep it in int32 or in a floating-point dtype, or write a dense copy by torch.where"
         ctx.refuse("SPC546", call.node, f"a scatter into {table.dtype}, which the op does not have", help)
     axis = int(call.get("axis"))
-    if table.dim() != block.dim() or not -table.dim() <= axis < table.dim():
-        message = f"rows {sizes(block)} along axis {axis} do not fit a cache {sizes(table)}"
-        ctx.refuse("SPC540", call.node, message, "give rows and cache the same dims")
+    if table.dim() != block.dim() or not -table.dim() <= axis < table.dim() or axis in (0, -table.dim()):
+        message = f"rows {sizes(block)} along axis {axis} do not fit a cache {sizes(table)}, whose dim 0 are sequences"
+        ctx.refuse("SPC540", call.node, message, "give rows and cache the same dims, and an axis behind the first")
         return
     count = _row_count(block.shape[axis], ctx)
     legal = Interval(ZERO, of_size(table.shape[axis]) - count)

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from specc.backends.ascend.contracts.calls import NpuCall, fake_tensor
 from specc.backends.ascend.contracts.context import Context, sizes, static, words
+from specc.backends.ascend.contracts.distinct import distinct_rows
 from specc.ir.edit import modules
 from specc.ir.op import info
 from specc.ir.ranges import interval as iv
@@ -72,6 +73,10 @@ def _state_rows(call: NpuCall, state: torch.Tensor | None, query: torch.Tensor |
     if not held.within(legal):
         message = f"a state row may be {held}, and the pool has {legal}; the op does not check"
         ctx.refuse("SPC540", call.node, message, "declare the range of the rows, or clamp them")
+    if not distinct_rows(index, ctx):
+        message = f"two tokens may share a state row: nothing shows that `{index.name}` has no row twice"
+        help = f"give each token its own row and declare: unique={{'{index.name}'}}"
+        ctx.refuse("SPC541", call.node, message, help)
 
 
 def check_products(ctx: Context) -> None:

@@ -317,7 +317,7 @@ def chain_step() -> Legal:
         actual_seq_lengths=lengths, ssm_state_indices=rows, g=decay, like=(value, state), name="stepped",
     )  # fmt: skip
     back = b.call(aten.copy_.default, state, b.item(stepped, 1), name="state_back")
-    return b.done(b.item(stepped, 0), back, ranges={"rows": (0, 31), "lengths": (1, 8)})
+    return b.done(b.item(stepped, 0), back, ranges={"rows": (0, 31), "lengths": (1, 8)}, unique={"rows"})
 
 
 def matmul_form() -> Legal:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.fx import GraphModule, symbolic_trace
 
+from specc.backends.ascend import cpu
 from specc.backends.ascend.contracts import check_contracts
 from specc.codes.ascend import ASCEND_CODES
 from specc.diagnostics import Diagnostic
@@ -154,6 +155,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     # caches
     "rows behind the cache": ("decode_round", "SPC540", lambda g: g.ahead("keys", 1, aten.add.Tensor, 1)),
     "axis that is not there": ("decode_round", "SPC540", lambda g: g.argument("keys", 3, 4)),
+    "rows along the sequences": ("decode_round", "SPC540", lambda g: g.argument("keys", 3, 0)),
     "pool row -1": ("state_pool", "SPC540", lambda g: g.declared["ranges"].update(row=(-1, 31))),
     "slot of nothing known": ("paged_round", "SPC540", lambda g: g.declared["ranges"].pop("slots")),
     "duplicate slots": ("paged_round", "SPC541", lambda g: g.declared.pop("unique")),
@@ -198,6 +200,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "one state row for all tokens": ("chain_step", "SPC552", lambda g: g.put_in("rows", 1, dtype=torch.int32)),
     "state row outside the pool": ("chain_step", "SPC540", lambda g: g.declared["ranges"].update(rows=(0, 32))),
+    "two tokens in one state row": ("chain_step", "SPC541", lambda g: g.declared.pop("unique")),
     "state written in place": (
         "chain_step",
         "SPC553",
@@ -262,6 +265,53 @@ def test_planted_fault_is_refused_with_its_code_and_no_other(fault: str) -> None
 def test_every_code_has_a_planted_fault() -> None:
     apart = {"SPC573"}  # only our own sampling op: test_contracts_programs
     assert {item.code for item in ASCEND_CODES} - apart == {code for _, code, _ in FAULTS.values()}
+
+
+def drawn_inputs(graph: Legal) -> list[torch.Tensor]:
+    """Random inputs; integers at the upper end of their declared range, lower triangles for trees."""
+    generator = torch.Generator().manual_seed(0)
+    ranges = graph.declared.get("ranges", {})
+    made = []
+    for node in graph.module.graph.nodes:
+        if node.op == "placeholder":
+            like = node.meta["val"]
+            if like.dtype.is_floating_point:
+                made.append(torch.randn(tuple(like.shape), generator=generator).to(like.dtype))
+            elif like.dtype == torch.bool:
+                made.append(torch.ones(tuple(like.shape), dtype=torch.bool).tril())
+            elif node.name == "rows":
+                made.append(torch.arange(like.numel(), dtype=like.dtype))
+            else:
+                made.append(torch.full(tuple(like.shape), ranges.get(node.name, (0, 0))[1], dtype=like.dtype))
+    return made
+
+
+def run(graph: Legal) -> None:
+    cpu.register()
+    graph.module.recompile()
+    graph.module(*drawn_inputs(graph))
+
+
+@pytest.mark.parametrize("name", ["decode_round", "plain_step", "short_prompt", "state_pool", "chain_step"])
+def test_legal_graph_runs_with_the_documented_semantics(name: str) -> None:
+    run(legal(name))
+
+
+RAISES = (
+    "float16 mask", "bool mask of one row", "heads in the mask", "mask of the tree only", "float32 query", "head_dim 72",
+    "num_heads of another model", "inner_precise of another op", "stale query lengths", "length behind the cache",
+    "rows behind the cache", "rows along the sequences", "duplicate places", "scatter into int64", "float32 state",
+    "one state row for all tokens", "token past the vocabulary",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", RAISES)
+def test_operator_refuses_what_its_contract_refuses(fault: str) -> None:
+    name, _, plant = FAULTS[fault]
+    graph = legal(name)
+    plant(graph)
+    with pytest.raises((IndexError, ValueError)):
+        run(graph)
 
 
 def exported(function: Callable[..., object], *inputs: object, **options: object) -> GraphModule:
