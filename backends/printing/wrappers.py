@@ -80,6 +80,10 @@ def prefill(program: DecodeProgram, results: int, in_place: bool) -> str:
         "full = state.length + lengths",
         'check_range("length after prefill", full, 0, MAX_SEQUENCE_LENGTH)',
     ]
+    most = program.attributes.get("prefill_chunk")
+    if most is not None:
+        message = f'f"input_ids has {{input_ids.shape[1]}} columns, one prefill takes at most {most}"'
+        room += [f"if input_ids.shape[1] > {most}:", f"{INDENT}raise ValueError({message})"]
     lines = ["batch = check_state(state)", *_checks(program, "prefill", ("input_ids", "lengths")), *room]
     names = ["logits", *(f"result_{number}" for number in range(2, results + 1))]
     ending = _ending("run_prefill(weights, state, input_ids, lengths)", in_place, names)

@@ -135,3 +135,11 @@ def test_rows_are_saved_restored_and_cleared_in_place(name: str) -> None:
         dim = machine.slots[slot].batch_dim
         assert torch.equal(value.select(dim, 0), fresh[slot].select(dim, 0)), slot
     assert isinstance(machine, Generated)
+
+
+def test_a_prefill_of_more_tokens_than_a_cache_has_room_for_is_refused() -> None:
+    both = pair(QUICK[1])
+    module = both.ascend.module
+    ids = torch.zeros((1, module.PREFILL_CHUNK + 1), dtype=torch.int64)
+    with pytest.raises(ValueError, match=f"one prefill takes at most {module.PREFILL_CHUNK}"):
+        module.prefill(both.ascend.weights, module.init_state(1, "cpu"), ids, torch.tensor([1]))
