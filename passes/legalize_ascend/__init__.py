@@ -54,7 +54,11 @@ __all__ = ["LegalizeAscend", "illegal"]
 
 @dataclass(frozen=True, slots=True)
 class LegalizeAscend(Pass):
-    """See the module's docstring. `prefill_chunk`: the most prompt tokens of one prefill call (0: chosen)."""
+    """See the module's docstring.
+
+    `prefill_chunk`: the most prompt tokens of one prefill call (0: 512, or the longest sequence if that is shorter).
+    `row_multiple`: caches that grow get a multiple of this many rows, so that rows of masks are aligned.
+    """
 
     name: ClassVar[str] = NAME
     requires: ClassVar[frozenset[str]] = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR})
@@ -62,9 +66,13 @@ class LegalizeAscend(Pass):
     preserves: ClassVar[frozenset[str]] = frozenset({INDEX_SAFE, TREE_MASKED, LAYER_MAJOR})
 
     prefill_chunk: int = 0
+    row_multiple: int = 32
 
     def run(self, program: DecodeProgram, ctx: PassContext) -> PassResult:
         """Rewrites every graph. Raises DiagnosticError (SPC317) where a cache can't be written by one scatter."""
+        if self.prefill_chunk < 0 or self.row_multiple < 1:
+            remedy = "prefill_chunk is 0 or more, row_multiple 1 or more"
+            raise DiagnosticError([error("SPC252", f"options of `{NAME}` out of range", help=remedy)])
         caches = cache_slots(program)
         capacity = max((program.slots[name].shape[2] for name in caches), default=0)
         plan = Plan(program, caches, capacity)
@@ -83,7 +91,7 @@ class LegalizeAscend(Pass):
         plan.note("", "values stay values: the graph engine plans memory (no plan-buffers, no fuse-linear here)")
         if findings:
             raise DiagnosticError(findings)
-        made = grown(replace(program, graphs=graphs), plan, self.prefill_chunk)
+        made = grown(replace(program, graphs=graphs), plan, self.prefill_chunk, self.row_multiple)
         for module in made.graphs.values():
             retype(module)
             finish(module)

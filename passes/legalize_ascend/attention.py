@@ -9,11 +9,11 @@ from torch.fx import Node
 
 from specc.ir import ops
 from specc.ir.dims import is_symbolic
-from specc.ir.edit import Editor, inherit
+from specc.ir.edit import Editor
 from specc.ir.ops.npu_attention import HEAD_DIM_MULTIPLE, MAX_HEAD_DIM
 from specc.ir.scope import named_arguments
 from specc.passes.legalize_ascend.chains import ATTENTION
-from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, Refused, aten
+from specc.passes.legalize_ascend.common import At, Place, Plan, Refused, aten, become
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16)
 MAX_ROWS = 16
@@ -30,25 +30,17 @@ def attend(place: Place, node: Node, k: Node, v: Node, step: str, plan: Plan) ->
     length, positions = (At(place, given[name]) for name in ("length", "positions"))
     hidden = _mask(plan, length, mask, positions, (capacity, given["window"], False))
     reason = _eager_reason(node, given, step)
-    editor = Editor(place.module, NAME)
     if reason:
         plan.note(step, f"attention from matmuls: {reason}", False, node.meta.get("keys", ()))
-        operand = plan.inside(hidden, place)
-        with editor.before(node, node):
-            made = editor.call(ops.masked_attention, given["q"], k, v, operand, given["scale"], name=node.name)
-    else:
-        ends = _ends(plan, length, positions, rows)
-        operands = plan.inside(hidden, place), plan.inside(ends, place)
-        heads = tuple(int(given[name].meta["val"].shape[2]) for name in ("q", "k_new"))
-        precise = 0 if _sees_itself(mask) else 2
-        with editor.before(node, node):
-            made = editor.call(
-                ops.npu_fused_infer_attention_score,
-                *(given["q"], k, v, *operands, *heads, given["scale"], "BSND", 1, precise),
-                name=node.name,
-            )
-        plan.note(step, "fused attention with a mask made once", True, node.meta.get("keys", ()))
-    _replace(place, node, made)
+        become(node, ops.masked_attention, given["q"], k, v, plan.inside(hidden, place), given["scale"])
+        return
+    ends = _ends(plan, length, positions, rows)
+    operands = plan.inside(hidden, place), plan.inside(ends, place)
+    heads = tuple(int(given[name].meta["val"].shape[2]) for name in ("q", "k_new"))
+    one_row = int(given["q"].meta["val"].shape[1]) == 1  # which takes no inner_precise of 2
+    form = "BSND", 1, 0 if one_row or _sees_itself(mask) else 2
+    become(node, ops.npu_fused_infer_attention_score, given["q"], k, v, *operands, *heads, given["scale"], *form)
+    plan.note(step, "fused attention with a mask made once", True, node.meta.get("keys", ()))
 
 
 def attend_apart(place: Place, node: Node, step: str, plan: Plan) -> None:
@@ -57,14 +49,11 @@ def attend_apart(place: Place, node: Node, step: str, plan: Plan) -> None:
     mask = _tree_mask(place, given) or _chain_mask(place, given, plan)
     length, positions = (At(place, given[name]) for name in ("length", "positions"))
     hidden = _mask(plan, length, mask, positions, (plan.capacity, given["window"], True))
-    operand = plan.inside(hidden, place)
-    editor = Editor(place.module, NAME)
-    with editor.before(node, node):
-        tables = given["q"], given["k_cache"], given["v_cache"], operand, given["scale"]
-        made = editor.call(ops.masked_attention, *tables, given["k_new"], given["v_new"], name=node.name)
+    both = given["q"], given["k_cache"], given["v_cache"], plan.inside(hidden, place), given["scale"]
+    become(node, ops.masked_attention, *both, given["k_new"], given["v_new"])
+    keys = node.meta.get("keys", ())
     message = "attention from matmuls: the drafter's nodes are in tables beside the cache"
-    plan.note(step, message, False, node.meta.get("keys", ()))
-    _replace(place, node, made)
+    plan.note(step, message, False, keys)
 
 
 def left_over(place: Place) -> list[tuple[Place, Node]]:
@@ -73,12 +62,6 @@ def left_over(place: Place) -> list[tuple[Place, Node]]:
     for inner in place.walk():
         found += [(inner, node) for node in inner.module.graph.nodes if node.target in ATTENTION]
     return found
-
-
-def _replace(place: Place, node: Node, made: Node) -> None:
-    inherit(made, node, NAME)
-    node.replace_all_uses_with(made)
-    place.module.graph.erase_node(node)
 
 
 def _tree_mask(place: Place, given: dict[str, Any]) -> At | None:

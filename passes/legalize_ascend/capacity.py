@@ -19,7 +19,7 @@ from specc.program import DecodeProgram
 DEFAULT_CHUNK = 512
 
 
-def grown(program: DecodeProgram, plan: Plan, chunk: int) -> DecodeProgram:
+def grown(program: DecodeProgram, plan: Plan, chunk: int, multiple: int) -> DecodeProgram:
     """The program with caches of enough rows, and with `prefill_chunk` among its attributes."""
     longest = int(program.attributes.get("max_sequence_length") or plan.capacity or DEFAULT_CHUNK)
     chunk = min(chunk or int(program.attributes.get("prefill_chunk", DEFAULT_CHUNK)), longest)
@@ -33,6 +33,7 @@ def grown(program: DecodeProgram, plan: Plan, chunk: int) -> DecodeProgram:
                     if end > needed:
                         needed, why = end, step
     if why:
+        needed = -(-needed // multiple) * multiple
         message = f"caches have {needed} rows, not {plan.capacity}: rows beyond those that count are written too"
         plan.note(why, message, keys=("runtime.max_sequence_length",))
     plan.note("prefill", f"at most {chunk} prompt tokens in one call", keys=("runtime",))

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from specc.ir.edit import Editor, LoopParts, add_invariant, is_loop, loop_parts
+from specc.ir.types import infer
 from specc.manager import Note
 from specc.program import DecodeProgram
 
@@ -125,6 +126,13 @@ def _after(module: GraphModule, nodes: Sequence[Any], make: Callable[[Editor], N
     editor = Editor(module, NAME)
     with editor.before(following, *known):
         return make(editor)
+
+
+def become(node: Node, target: Callable[..., Any], *args: Any) -> None:
+    """Another op in the node's place, under its name."""
+    node.target, node.args, node.kwargs = target, args, {}
+    node.meta["val"] = infer(target, args, {})
+    node.meta["passes"] = tuple(dict.fromkeys((*node.meta.get("passes", ()), NAME)))
 
 
 def walk_loops(module: GraphModule, axis: str) -> list[Node]:

@@ -10,7 +10,7 @@ from torch.fx import Node
 from specc.ir import ops
 from specc.ir.edit import Editor
 from specc.ir.scope import named_arguments
-from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, aten
+from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, aten, become
 
 SPLITS = (aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default)
 
@@ -35,19 +35,13 @@ def _norm(place: Place, node: Node, step: str, plan: Plan) -> None:
     if weight.meta["val"].dtype != x.meta["val"].dtype:
         plan.note(step, f"`{node.name}` stays aten.rms_norm: its weight has another dtype", False)
         return
-    editor = Editor(place.module, NAME)
-    with editor.before(node, node):
-        made = editor.call(ops.npu_rms_norm, x, weight, float(given["eps"]), name=node.name)
-    editor.replace(node, made)
+    become(node, ops.npu_rms_norm, x, weight, float(given["eps"]))
 
 
 def _rotation(place: Place, node: Node, step: str, plan: Plan) -> None:
     x, cos, sin = (node.args[number] for number in range(3))
     tables = [plan.inside(_whole(place, table, plan), place) for table in (cos, sin)]
-    editor = Editor(place.module, NAME)
-    with editor.before(node, node):
-        made = editor.call(ops.npu_rotary_mul, x, *tables, name=node.name)
-    editor.replace(node, made)
+    become(node, ops.npu_rotary_mul, x, *tables)
     plan.note(step, "rotary embedding with cos and sin of both halves, made once")
 
 
@@ -73,12 +67,11 @@ def _gate(place: Place, node: Node, step: str, plan: Plan) -> None:
             plan.note(step, f"`{node.name}` stays silu and mul: {found}", False)
             continue
         whole, first, width = found
-        editor = Editor(place.module, NAME)
-        with editor.before(node, node, silu):
-            if whole.meta["val"].shape[-1] != width:
+        if whole.meta["val"].shape[-1] != width:
+            editor = Editor(place.module, NAME)
+            with editor.before(node, node, silu):
                 whole = editor.call(aten.narrow.default, whole, -1, first, width, name="gate_up_part")
-            made = editor.call(ops.npu_swiglu, whole, name=node.name)
-        editor.replace(node, made)
+        become(node, ops.npu_swiglu, whole)
         plan.note(step, "silu(gate) * up in one operator")
         return
 

@@ -31,8 +31,8 @@ def write_once(chain: Chain, step: str, plan: Plan) -> Node | None:
     start = plan.inside(first_row, chain.place)
     editor = Editor(chain.place.module, NAME)
     with editor.before(barrier, *chain.versions[1:]):
-        rows = _rows(editor, chain.place, sources, plan)
-        made = editor.call(ops.npu_scatter_update, chain.root, start, rows, 1)
+        rows = _rows(editor, chain, sources, plan)
+        made = editor.call(ops.npu_scatter_update, chain.root, start, rows, 1, name=f"{_part(chain)}_placed")
     last = chain.versions[-1]
     if last is not chain.root:
         inherit(made, last, NAME)
@@ -53,8 +53,14 @@ def _write(step: str, slot: str, first_row: At, sources: list[Source]) -> Write:
     return Write(step, slot, formula(first_row.node), counts, groups)
 
 
-def _rows(editor: Editor, place: Place, sources: list[Source], plan: Plan) -> Node:
-    first = sources[0]
+def _part(chain: Chain) -> str:
+    """k or v (or the slot's name)."""
+    name = chain.slot.removesuffix("_cache")
+    return name.rpartition("_")[2] or name
+
+
+def _rows(editor: Editor, chain: Chain, sources: list[Source], plan: Plan) -> Node:
+    place, first = chain.place, sources[0]
     if len(sources) == 1 and first.path is None:
         return first.rows
     count = first.count
@@ -62,7 +68,8 @@ def _rows(editor: Editor, place: Place, sources: list[Source], plan: Plan) -> No
         raise Refused("rows that nobody counts stand in front of others")
     path = first.path or _whole(place, first.rows, count, plan)
     second = sources[1].rows if len(sources) > 1 else None
-    return editor.call(ops.joined_rows, first.rows, second, plan.inside(path, place), plan.inside(count, place))
+    numbers = plan.inside(path, place), plan.inside(count, place)
+    return editor.call(ops.joined_rows, first.rows, second, *numbers, name=f"{_part(chain)}_joined")
 
 
 def _whole(place: Place, rows: Node, count: At, plan: Plan) -> At:
