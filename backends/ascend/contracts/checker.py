@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from specc.backends.ascend.contracts.attention import check_attention
@@ -59,13 +60,27 @@ def check_contracts(
             context = Context(name, graph, analyse(graph, declared), facts, which, spans or {}, is_program=True)
             found += _checked(context)
         return in_source_order(found)
-    typed = clone(item)
+    typed = _normalised(clone(item))
     missing = record_types(typed, example_inputs)
     if missing:
         return [untyped(missing)]
     facts = Facts(masks or {}, frozenset(unique))
     context = Context("main", typed, analyse(typed, ranges), facts, stage, spans or {})
     return in_source_order(_checked(context))
+
+
+def _normalised(module: GraphModule) -> GraphModule:
+    """Overloads in place of packets (`torch.ops.npu.x`), and no submodules whose results nobody takes.
+
+    torch.export leaves one behind that looks at its inputs' sizes; an analysis that does not know it must take all its
+    operands for one storage.
+    """
+    for node in reversed(list(module.graph.nodes)):
+        if node.op == "call_module" and not node.users:
+            module.graph.erase_node(node)
+        elif node.op == "call_function" and isinstance(node.target, OpOverloadPacket):
+            node.target = getattr(node.target, node.target.overloads()[0])
+    return module
 
 
 def printed(node: Node) -> bool:

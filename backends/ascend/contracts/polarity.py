@@ -245,10 +245,10 @@ def _not(reader: _Reader, call: Call) -> Reading:
     return inverted(reader.read(call.first))
 
 
-@_rule("logical_or", "bitwise_or", "maximum", "logical_and", "bitwise_and", "minimum", "mul")
+@_rule("logical_or", "bitwise_or", "__or__", "maximum", "logical_and", "bitwise_and", "__and__", "minimum", "mul")
 def _connective(reader: _Reader, call: Call) -> Reading:
     left, right = reader.read(call.first), reader.read(call.arg(1, "other"))
-    return _both(left, right, call.node, either=call.name in ("logical_or", "bitwise_or", "maximum"))
+    return _both(left, right, call.node, either="or" in call.name or call.name == "maximum")
 
 
 @_rule("add")
@@ -258,7 +258,7 @@ def _add(reader: _Reader, call: Call) -> Reading:
     return _both(left, right, call.node, either=True)
 
 
-@_rule("logical_xor", "bitwise_xor", "sub", "rsub")
+@_rule("logical_xor", "bitwise_xor", "__xor__", "sub", "rsub")
 def _difference(reader: _Reader, call: Call) -> Reading:
     """1 - m and m ^ 1 negate; m ^ 0 and m - 0 don't."""
     left, right = reader.read(call.first), reader.read(call.arg(1, "other"))

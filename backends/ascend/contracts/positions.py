@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from specc.backends.ascend.contracts.context import Context, Meaning, static, words
@@ -85,10 +86,12 @@ def _difference(node: Node, name: str, number: float, ctx: Context) -> Meaning |
         name, number = _MIRRORED[name], -number
     elif not (counts_keys(other, ctx) and _is_per_row(one)):
         return None
-    edge = number + 1 if name == "gt" else number if name == "ge" else None
-    if edge is not None:  # query - key >= edge: at most 0 is causal, more is outside of a window
-        return "visible" if edge <= 0 else "hidden"
+    if name in ("gt", "ge"):  # query - key >= edge: at most 1 is causal or before a length, more is outside of a window
+        edge = number + 1 if name == "gt" else number
+        return "visible" if edge <= 1 else "hidden"
     edge = number if name == "lt" else number + 1  # query - key < edge
+    if edge == 1:
+        return None  # behind a length, or a window of one key
     return "hidden" if edge <= 0 else "visible"
 
 
@@ -100,6 +103,8 @@ def counts_keys(item: Any, ctx: Context) -> bool:
     shape = shape_of(item)
     if not shape or static(shape[-1]) == 1:
         return False
+    if node.op == "get_attr":
+        return _is_counting_constant(node)
     call = call_of(node)
     if call is None:
         return False
@@ -110,6 +115,17 @@ def counts_keys(item: Any, ctx: Context) -> bool:
         turned = call.name == "add" and _is_per_row(first) and counts_keys(other, ctx)
         return turned or (counts_keys(first, ctx) and _is_per_row(other))
     return False
+
+
+def _is_counting_constant(node: Node) -> bool:
+    """An arange that tracing made a tensor of the module."""
+    held: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        held = getattr(held, name, None)
+    if not isinstance(held, torch.Tensor) or held.dim() == 0 or held.is_floating_point() or held.numel() < 2:
+        return False
+    steps = held.reshape(-1).diff()
+    return held.numel() == held.shape[-1] and bool((steps == 1).all())
 
 
 def _expanded(item: Node, ctx: Context) -> bool:

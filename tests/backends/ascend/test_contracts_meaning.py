@@ -50,6 +50,8 @@ ATOMS = (
     Expression(lambda tree, length: columns() > rows() - 2, "visible", "key > query - 2"),
     Expression(lambda tree, length: rows() - columns() >= 0, "visible", "query - key >= 0"),
     Expression(lambda tree, length: rows() - columns() < 0, "hidden", "query - key < 0"),
+    Expression(lambda tree, length: (columns() - length < 0).expand(ROWS, KEYS), "visible", "key - length < 0"),
+    Expression(lambda tree, length: rows() - columns() >= 2, "hidden", "query - key >= 2"),
     Expression(lambda tree, length: rows() - columns() < 2, "visible", "query - key < 2"),
     Expression(lambda tree, length: columns() - rows() > 0, "hidden", "key - query > 0"),
     Expression(lambda tree, length: torch.ones(ROWS, KEYS, dtype=torch.bool).tril(1), "visible", "tril"),
@@ -146,6 +148,7 @@ def test_keys_that_a_reading_promises_are_seen(expression: Expression, length: i
 
 @pytest.mark.parametrize("make", [
     lambda tree, length: torch.cumsum(tree, -1) > 1,  # a count
+    lambda tree, length: length - columns() < 1,  # behind a length, or a window of one key
     lambda tree, length: columns() > length - 1,  # behind a length, or a window of one key
     lambda tree, length: torch.zeros(ROWS, KEYS, dtype=torch.int64) == length,  # no positions
     lambda tree, length: rows() > columns().unsqueeze(0).t()[:3],  # queries against queries
