@@ -8,6 +8,8 @@ from specc.diagnostics import DiagnosticError, error
 
 # How PyTorch, its ONNX exporter, MLIR's legaliser and a stack of torch-mlir's patterns name an op.
 OP_PATTERNS = (
+    re.compile(r"\bname = \"torch\.(?P<op>[\w.]+)\""),
+    re.compile(r"target=torch\.ops\.(?P<op>[\w.]+)\]"),
     re.compile(r"OpOverload\(op='(?P<op>[\w.:]+)'"),
     re.compile(r"operation '(?:torch\.)?(?P<op>[\w.]+)'"),
     re.compile(r"Convert(?P<camel>Aten\w+?)Op\b"),
@@ -25,7 +27,7 @@ def op_in(text: str) -> str | None:
         if named.get("camel"):
             words = re.sub(r"(?<!^)(?=[A-Z])", "_", named["camel"]).lower()
             return words.replace("aten_", "aten.", 1)
-        return str(named["op"]).replace("::", ".")
+        return str(named["op"]).replace("::", ".").removesuffix(".default")
     return None
 
 

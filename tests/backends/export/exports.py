@@ -33,6 +33,10 @@ NAMES = tuple(sorted(path.stem for path in SPECS.glob("*.yaml")))
 CHUNK = 5
 MAX_NODES, MAX_STEPS = 6, 3
 NAIVE = AGAINST.index("naive")
+BITWISE = frozenset({"I24"})
+"""A verify leaves the committed state bit for bit: with a commit pending, that is what `flush` makes of it before and
+what `verify` itself has made of it after. IREE contracts products and sums differently in the two graphs (seen: one
+unit in the last place of float32), so this holds in the module and in onnxruntime only."""
 
 
 def small(name: str) -> LoadedSpec:
@@ -102,12 +106,18 @@ def sessions(draw: st.DrawFn, rows: int) -> Example:
     return Example(0, prompts, draw(st.sampled_from((9, 4))), limits, tuple(steps), NAIVE)
 
 
+def checks_of(target: str) -> Checks:
+    """All invariants that a runtime can keep."""
+    made = Checks()
+    return Checks(made.selected - BITWISE) if target == "mlir" else made
+
+
 def run(subject: Exported, example: Example) -> str | None:
     """Run an example; what was found, or None. A finding counts if it stands with two sets of weights: see `single`."""
     found = None
     for seed in (subject.seed, subject.seed + 1):
         try:
-            Session(subject.with_seed(seed), example, Checks(), Tally()).run()
+            Session(subject.with_seed(seed), example, checks_of(subject.target), Tally()).run()
         except CheckFailure as failure:
             found = str(failure)
         else:

@@ -1,0 +1,51 @@
+"""Every shipped spec, reduced: its exported steps give what the naive program and plain decoding give.
+
+Each example prefills prompts, then drafts, verifies, accepts and commits planted and own trees, on exports of a batch
+of 1 or 4; exports compute in float32, within the bounds of `specc.check.single`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.backends.export.exports import NAMES, exported, run, sessions
+
+# One spec of each kind: attention with a draft model, a recurrence, both, and random numbers.
+SINGLE_ROW = ("qwen3-dynamic-tree", "gdn-15m-tree", "qwen3-next-hybrid", "smollm2-rejection")
+CELLS = [(name, 4) for name in NAMES] + [(name, 1) for name in SINGLE_ROW]
+NOT_RUN: dict[tuple[str, str], str] = {}
+"""(target, spec) -> what its runtime says; the test asserts that it still does."""
+EXAMPLES = 4
+
+
+def test_every_shipped_spec_is_exported() -> None:
+    assert len(NAMES) == 13
+    assert set(SINGLE_ROW) <= set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "batch"), CELLS)
+@pytest.mark.parametrize("target", ["onnx", "mlir"])
+def test_exported_steps_equal_the_reference(target: str, name: str, batch: int) -> None:
+    subject = exported(name, target, batch)
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(sessions(batch), st.just(subject))
+    def check(example: object, subject: object) -> None:
+        assert run(subject, example) is None  # type: ignore[arg-type]
+
+    reason = NOT_RUN.get((target, name))
+    if reason is None:
+        check()
+        return
+    with pytest.raises(Exception, match=reason):
+        check()
