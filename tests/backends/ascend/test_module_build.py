@@ -67,6 +67,7 @@ def test_compiled_steps_are_one_graph_each_and_give_the_eager_records(device: Lo
     assert len(device.graphs) == made + 1, "another batch size is another graph"
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_was_compiled(device: Lowered, tmp_path: Path) -> None:
     """The second time nothing is traced: the graphs come from the folder."""
     both = pair(NAME)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,9 @@ from tests.backends.ascend.modules import NAMES, QUICK, Pair, pair, prompts
 BOUND = 3e-5
 """Of the largest value: both modules compute in float32, in another order."""
 STEPS = ("draft", "verify", "accept", "commit")
+LEAVES_DRAFTER_BEHIND = ("decode", "flush")
+"""After plain steps (here a flush stands behind one) the drafter's slots mean nothing until the next draft."""
+DRAFTER = ("draft_", "recent_")
 
 
 def padded(batch: int) -> Bag:
@@ -55,19 +58,22 @@ class Sides:
         where = {slot: value.data_ptr() for slot, value in self.states[0].items()}
         assert where == self.addresses, f"{name} moved a slot"
         got, wanted = (comparable(name, results, bag, live) for results in made)
-        assert got.keys() == wanted.keys()
-        assert mapping_difference(got, wanted, bound=BOUND) is None, (
-            name,
-            mapping_difference(got, wanted, bound=BOUND),
-        )
+        self.compare(name, got, wanted)
         seen = [self.both.observed(machine, state) for machine, state in zip(self.machines, self.states, strict=True)]
-        assert seen[0].keys() == seen[1].keys()
-        assert mapping_difference(*seen, bound=BOUND) is None, (name, mapping_difference(*seen, bound=BOUND))
+        if name in LEAVES_DRAFTER_BEHIND:
+            seen = [{slot: value for slot, value in one.items() if not slot.startswith(DRAFTER)} for one in seen]
+        self.compare(name, seen[0], seen[1])
         return made[1]
+
+    def compare(self, where: str, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+        """Integers equal, floats within BOUND."""
+        assert got.keys() == wanted.keys(), where
+        text = mapping_difference(got, wanted, bound=BOUND)
+        assert text is None, f"{where}: {text}"
 
 
 @st.composite
-def bags(draw: st.DrawFn, sides: Sides) -> Mapping[str, Tensor | None]:
+def bags(draw: st.DrawFn, sides: Sides) -> dict[str, Tensor]:
     """A tree for every row, of its own shape; the root is the state's."""
     spec = sides.both.loaded.spec
     trees = draft_trees(num_nodes=spec.num_nodes, vocab_size=spec.target.geometry.vocab_size, max_depth=spec.depth)
@@ -108,7 +114,7 @@ def test_trees(name: str, data: st.DataObject) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None, phases=(Phase.generate,))
 @given(data=st.data())
 def test_trees_of_all_specs(name: str, batch: int, data: st.DataObject) -> None:
     check(name, batch, data, 4)
