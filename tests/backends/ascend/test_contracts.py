@@ -298,8 +298,8 @@ def test_legal_graph_runs_with_the_documented_semantics(name: str) -> None:
 
 
 RAISES = (
-@pytest.mark.parametrize("name", ["decode_round", "plain_step", "short_prompt", "state_pool", "chain_step"])
-    "num_heads of another model", "inner_precise of another op", "stale query lengths", "length behind the cache",
+    "float16 mask", "bool mask of one row", "heads in the mask", "mask of the tree only", "float32 query",
+    "head_dim 72", "num_heads of another model", "inner_precise of another op", "stale query lengths", "length behind the cache",
     "rows behind the cache", "rows along the sequences", "duplicate places", "scatter into int64", "float32 state",
     "one state row for all tokens", "token past the vocabulary",
 )  # fmt: skip
