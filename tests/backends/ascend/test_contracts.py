@@ -299,9 +299,9 @@ def test_legal_graph_runs_with_the_documented_semantics(name: str) -> None:
 
 RAISES = (
     "float16 mask", "bool mask of one row", "heads in the mask", "mask of the tree only", "float32 query",
-    "head_dim 72", "num_heads of another model", "inner_precise of another op", "stale query lengths", "length behind the cache",
-    "rows behind the cache", "rows along the sequences", "duplicate places", "scatter into int64", "float32 state",
-    "one state row for all tokens", "token past the vocabulary",
+    "head_dim 72", "num_heads of another model", "inner_precise of another op", "stale query lengths",
+    "length behind the cache", "rows behind the cache", "rows along the sequences", "duplicate places",
+    "scatter into int64", "float32 state", "one state row for all tokens", "token past the vocabulary",
 )  # fmt: skip
 
 
