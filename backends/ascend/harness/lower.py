@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from specc.backends.ascend.harness.declared_types import undeclared
 from specc.backends.ascend.harness.environment import torchair_loaded
-from specc.backends.ascend.harness.evaluator import evaluate
+from specc.backends.ascend.harness.evaluator import Node, evaluate
 from specc.backends.ascend.harness.extension import DeviceGraph
 from specc.backends.ascend.runtime.merge import merge_duplicates
 
@@ -34,6 +35,7 @@ class LoadedGraph:
     """One GE graph as the device would have received it. `proto` is torchair's GraphDef.
 
     `assigned`: output index -> index of the input whose memory receives it (a dense `state.copy_(new)`).
+    `undeclared`: after a run, inputs of ops whose element type GE's op definition does not list.
     """
 
     proto: Any
@@ -42,6 +44,11 @@ class LoadedGraph:
     failure: BaseException | None = None
     runs: int = 0
     assigned: dict[int, int] = field(default_factory=dict)
+    undeclared: set[str] = field(default_factory=set)
+
+    def _observe(self, node: Node) -> None:
+        if self.runs == 1:
+            self.undeclared.update(undeclared(node))
 
     def run(self, inputs: list[torch.Tensor], assigned: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """One step: RefData inputs change in place, assigned outputs are written where torchair wants them."""
@@ -54,7 +61,7 @@ class LoadedGraph:
             raise _Recorded
         self.runs += 1
         try:
-            return evaluate(self.proto, inputs, assigned)
+            return evaluate(self.proto, inputs, assigned, self._observe)
         except Exception as failure:  # torchair wraps what passes it into new exceptions: keep the original
             self.failure = failure
             raise

@@ -172,3 +172,23 @@ def test_an_input_that_is_not_modelled_is_named() -> None:
 def test_an_op_without_a_converter_fails_with_torchairs_reason() -> None:
     with pytest.raises(LoweringFailed, match=r"aten\.roll\.default ge_converter is not implemented"):
         lower(lambda x: x.roll(1, 0), (X,))
+
+
+def test_element_types_that_ge_does_not_declare_are_reported() -> None:
+    inputs = (X.double(), X > 0, placed(1))
+    lowered = lower(lambda x, m, i: (x.masked_fill(m, 0.0), x.gather(1, i), x + 1, torch.where(m, x, x)), inputs)
+    assert lowered.graphs[0].undeclared == set()
+    lowered.run(*inputs)
+    assert lowered.graphs[0].undeclared == {
+        "GatherElements: x is torch.float64",
+        "MaskedFill: value is torch.float64",
+        "MaskedFill: x is torch.float64",
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_usual_element_types_are_declared(dtype: torch.dtype) -> None:
+    inputs = (X.to(dtype), X > 0, placed(1))
+    lowered = lower(lambda x, m, i: (x.masked_fill(m, 0.0), x.gather(1, i), x @ x, torch.topk(x, 2)), inputs)
+    lowered.run(*inputs)
+    assert lowered.graphs[0].undeclared == set()

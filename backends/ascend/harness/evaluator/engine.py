@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,22 @@ from specc.backends.ascend.harness.evaluator.node import (
     operators,
 )
 
+Observer = Callable[[Node], None]
 DATA_TYPES = frozenset({"Data", "RefData"})
 CONTROL_SUFFIX = ":-1"
 
 
 def evaluate(
-    graph: Any, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None] = ()
+    graph: Any,
+    inputs: Sequence[torch.Tensor],
+    assigned: Sequence[torch.Tensor | None] = (),
+    observer: Observer | None = None,
 ) -> list[torch.Tensor]:
     """The graph's outputs for its `Data` inputs (by index). RefData inputs change in place.
 
     `assigned[i]`, where given, is the memory that output i is written to: the tensor that torchair's Assign would
-    have changed (`_mapping_assign_op_to_graph_output`). Raises Undefined and Unmodelled.
+    have changed (`_mapping_assign_op_to_graph_output`). `observer` sees every op before it runs. Raises Undefined and
+    Unmodelled.
     """
     values: dict[str, torch.Tensor | None] = {"": None}
     results: list[torch.Tensor] | None = None
@@ -39,20 +44,24 @@ def evaluate(
             results = [_required(values, name, op) for name in op.input if not name.endswith(CONTROL_SUFFIX)]
             _check_shapes(op, results)
         else:
-            for position, value in enumerate(run_op(op, values)):
+            for position, value in enumerate(run_op(op, values, observer)):
                 values[f"{op.name}:{position}"] = value
     if results is None:
         raise Unmodelled("the graph has no NetOutput")
     return _written(results, inputs, assigned)
 
 
-def run_op(op: Any, values: dict[str, torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+def run_op(
+    op: Any, values: dict[str, torch.Tensor | None], observer: Observer | None = None
+) -> Sequence[torch.Tensor | None]:
     """The outputs of one op, checked."""
     model = operators().get(op.type)
     if model is None:
         raise Unmodelled(f"{op.type} {op.name}: no model for this op")
     node = Node(op, _named_inputs(op, values))
     _check_supported(node, model)
+    if observer is not None:
+        observer(node)
     result = model.model(node)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
     for position, value in enumerate(outputs):
