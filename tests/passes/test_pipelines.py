@@ -7,7 +7,7 @@ import pytest
 from specc.diagnostics import DiagnosticError
 from specc.driver import lower_spec, run_passes
 from specc.passes import AVAILABLE, default_pipeline, pipeline_of
-from specc.program import BUFFERED, INDEX_SAFE, LAYER_MAJOR, TREE_MASKED
+from specc.program import BUFFERED, INDEX_SAFE, LAYER_MAJOR, NPU_LEGAL, TREE_MASKED
 from specc.spec import LoadedSpec, loads
 from specc.spec.names import PASS_NAMES
 
@@ -66,3 +66,31 @@ def test_an_unknown_option_is_refused_with_those_the_pass_has() -> None:
         pipeline_of(spec("passes: [{rewrite-negative-indices: {mask_pading: true}}]\n").spec)
     assert "SPC252" in caught.value.diagnostics[0].render()
     assert "mask_padding" in caught.value.diagnostics[0].render()
+
+
+@pytest.mark.parametrize("target", ["ascend", "onnx", "mlir"])
+@pytest.mark.parametrize(
+    "passes", ["", "passes: [rewrite-negative-indices, insert-tree-masks, layer-major, plan-buffers, fuse-linear]\n"]
+)
+def test_targets_of_values_go_without_buffers_and_end_in_their_form(target: str, passes: str) -> None:
+    names = [item.name for item in pipeline_of(spec(passes).spec, target=target).passes]
+    assert names[-1] == "legalize-ascend"
+    assert not {"plan-buffers", "fuse-linear"} & set(names)
+    loaded = spec(passes)
+    result = run_passes(loaded, lower_spec(loaded), target=target)
+    assert NPU_LEGAL in result.program.properties
+    assert BUFFERED not in result.program.properties
+    assert any("no plan-buffers" in note.message for note in result.notes("legalize-ascend"))
+
+
+def test_a_list_with_its_own_options_of_the_last_pass_keeps_them() -> None:
+    text = "passes: [rewrite-negative-indices, insert-tree-masks, layer-major, {legalize-ascend: {prefill_chunk: 4}}]\n"
+    loaded = spec(text)
+    program = run_passes(loaded, lower_spec(loaded), target="ascend").program
+    assert program.attributes["prefill_chunk"] == 4
+
+
+def test_a_list_too_short_for_the_target_is_refused_with_a_remedy() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        pipeline_of(spec("passes: [rewrite-negative-indices]\n").spec, target="ascend")
+    assert {item.code for item in caught.value.diagnostics} == {"SPC250"}
