@@ -52,22 +52,4 @@ def merge_duplicates(graph_module: GraphModule, *_: Any) -> None:
         if first is not node:
             node.replace_all_uses_with(first)
             graph_module.graph.erase_node(node)
-    drop_layout_copies(graph_module)
     graph_module.recompile()
-
-
-def drop_layout_copies(graph_module: GraphModule) -> None:
-    """A copy made only so that a view fits becomes a reshape: values of a GE graph have no strides."""
-    aten = torch.ops.aten
-    for node in list(graph_module.graph.nodes):
-        users = list(node.users)
-        if (
-            node.target is not aten.clone.default
-            or not users
-            or any(user.target is not aten._unsafe_view.default for user in users)
-        ):
-            continue
-        for user in users:
-            user.target = aten.reshape.default
-            user.replace_input_with(node, node.args[0])
-        graph_module.graph.erase_node(node)
