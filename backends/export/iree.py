@@ -31,9 +31,26 @@ class IreeSteps:
 
     def __call__(self, step: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run a step."""
-        results = self.function(step)(*(value.contiguous().numpy() for value in tensors))
+        results = self.function(step)(*(to_array(value) for value in tensors))
         results = results if isinstance(results, (list, tuple)) else [results]
-        return [torch.from_numpy(value.to_host().copy()) for value in results]
+        return [to_tensor(value.to_host()) for value in results]
+
+
+def to_array(value: Tensor) -> Any:
+    """A tensor as an array of NumPy, which has bfloat16 from ml_dtypes only."""
+    value = value.contiguous()
+    if value.dtype != torch.bfloat16:
+        return value.numpy()
+    import ml_dtypes  # comes with IREE
+
+    return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def to_tensor(value: Any) -> Tensor:
+    """The inverse of `to_array`, a copy."""
+    if value.dtype.name != "bfloat16":
+        return torch.from_numpy(value.copy())
+    return torch.from_numpy(value.view("int16").copy()).view(torch.bfloat16)
 
 
 def compiled(text: bytes) -> bytes:

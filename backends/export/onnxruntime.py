@@ -17,16 +17,20 @@ class OrtSteps:
         self.sessions: dict[str, Any] = {}
 
     def session(self, step: str) -> Any:
-        """The session of a step."""
+        """The session of a step. Raises RuntimeError where onnxruntime can't run the model, a missing kernel say."""
         import onnxruntime  # only there where the extra is installed
+        from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
         if step not in self.sessions:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = options.inter_op_num_threads = 1
             options.log_severity_level = 3
-            self.sessions[step] = onnxruntime.InferenceSession(
-                self.models[step], options, providers=["CPUExecutionProvider"]
-            )
+            try:
+                self.sessions[step] = onnxruntime.InferenceSession(
+                    self.models[step], options, providers=["CPUExecutionProvider"]
+                )
+            except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.NotImplemented) as reason:
+                raise RuntimeError(f"step `{step}`: {reason}") from reason
         return self.sessions[step]
 
     def __call__(self, step: str, tensors: Sequence[Tensor]) -> list[Tensor]:
