@@ -41,9 +41,9 @@ def delta_rule_verify(
     state [B,HV,V,K]; q, k [B,N,H,K] raw, v [B,N,HV,V], g, beta [B,N,HV]; mask bool [B,N,N] (None: a chain).
     """
     dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
-    x = unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes)
-    across = columns(x)
-    gram = torch.bmm(key_rows(x.narrow(1, nodes, nodes)), across)
+    x = key_rows(unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes))
+    across = x.transpose(1, 2)
+    gram = torch.bmm(x.narrow(1, nodes, nodes), across)
     old = torch.bmm(matrices(state), across)
     seen = tree_mask(v, mask, heads)
     decays, rates = numbers([g, beta], dtype)
@@ -64,8 +64,8 @@ def delta_rule_verify_states(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`delta_rule_verify` that also returns every node's state [B,N,HV,V,K]: e^G S + sum_j e^(G - G_j) u_j k_j^T."""
     dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
-    x = unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes)
-    across, keys, before = columns(x), key_rows(x.narrow(1, nodes, nodes)), matrices(state)
+    x = key_rows(unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes))
+    across, keys, before = x.transpose(1, 2), x.narrow(1, nodes, nodes), matrices(state)
     gram, old = torch.bmm(keys, across), torch.bmm(before, across)
     seen = tree_mask(v, mask, heads)
     decays, rates = numbers([g, beta], dtype)
@@ -97,8 +97,8 @@ def delta_rule_chunk(
         size = min(chunk, v.shape[1] - first)
         queries, keys, part = (x.narrow(1, first, size) for x in (q, k, v))
         decays, rates = numbers([g.narrow(1, first, size), beta.narrow(1, first, size)], dtype)
-        x = unit_rows(torch.cat((queries, keys), dim=1), dtype, heads, size)
-        across, rows = columns(x), key_rows(x.narrow(1, size, size))
+        x = key_rows(unit_rows(torch.cat((queries, keys), dim=1), dtype, heads, size))
+        across, rows = x.transpose(1, 2), x.narrow(1, size, size)
         gram, old = torch.bmm(rows, across), torch.bmm(tile, across)
         seen = tree_mask(part, None, heads)
         total = path_sums(decays, seen)
@@ -182,9 +182,8 @@ def delta_rule_verify_pending(
     decays, rates, old_decays = numbers([g, beta, old_g], dtype)
     behind, old_decay = weights_behind(old_decays)
     factors = columns(old_u.to(dtype)) * behind
-    x = unit_rows(torch.cat((q, k, old_k.to(k.dtype)), dim=1), dtype, heads, nodes)
-    across = columns(x.narrow(1, 0, 2 * nodes))
-    sources = key_rows(x.narrow(1, nodes, nodes + rows))
+    x = key_rows(unit_rows(torch.cat((q, k, old_k.to(k.dtype)), dim=1), dtype, heads, nodes))
+    across, sources = x.narrow(1, 0, 2 * nodes).transpose(1, 2), x.narrow(1, nodes, nodes + rows)
     near, far = torch.bmm(sources, across).split([nodes, rows], 1)
     before = matrices(state)
     old = torch.addcmul(torch.bmm(factors, far), torch.bmm(before, across), old_decay)

@@ -64,6 +64,7 @@ def test_rows_that_do_not_fit_form_no_address(start: int) -> None:
     assert torch.equal(made[0], kept[0])
     assert torch.equal(made[1, 1:3], rows[1, [2, 0]])
     strictly(cache.joined_rows, rows, kept, path, counts)
+    strictly(cache.joined_rows, rows, None, path, counts)
     window = rows_of(2, 2, 3, 3)
     assert torch.equal(strictly(conv.conv_commit, window, rows, path, counts)[0], window[0])
 
