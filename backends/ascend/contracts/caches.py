@@ -256,10 +256,8 @@ def _dense_copy(node: Node, ctx: Context) -> None:
     target = None
     if call.name == "copy" and call.in_place:
         target = call.first
-        source = call_of(call.args[1]) if isinstance(call.args[1], Node) else None
         part = isinstance(target, Node) and _is_part(target)
-        whole = source is not None and source.name in _DENSE and isinstance(target, Node)
-        if not part and not (whole and source is not None and source.first is target):
+        if not part and not is_dense_part(call.args[1], target):
             return
     elif call.name == "setitem":
         target = call.args[0]
@@ -271,6 +269,12 @@ def _dense_copy(node: Node, ctx: Context) -> None:
             f"it copies into a part of `{_base(target).name}`, which becomes a copy of the whole buffer",
             "write the rows by scatter_update, and copy_ its result into the buffer",
         )
+
+
+def is_dense_part(source: Any, target: Any) -> bool:
+    """The functional form of a copy into a part: `source` is `target` with some rows replaced."""
+    call = call_of(source) if isinstance(source, Node) else None
+    return call is not None and call.name in _DENSE and call.first is target
 
 
 def _is_part(node: Node) -> bool:

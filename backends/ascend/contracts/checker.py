@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from specc.backends.ascend.contracts.attention import check_attention
-from specc.backends.ascend.contracts.caches import check_in_place, check_scatter
+from specc.backends.ascend.contracts.caches import check_in_place, check_scatter, is_dense_part
 from specc.backends.ascend.contracts.calls import npu_calls
 from specc.backends.ascend.contracts.context import Context, Facts, Meaning, Stage
 from specc.backends.ascend.contracts.converters import check_converters
@@ -70,17 +71,33 @@ def check_contracts(
 
 
 def _normalised(module: GraphModule) -> GraphModule:
-    """Overloads in place of packets (`torch.ops.npu.x`), and no submodules whose results nobody takes.
+    """Overloads in place of packets (`torch.ops.npu.x`), and nothing that only blurs what is known of values.
 
-    torch.export leaves one behind that looks at its inputs' sizes; an analysis that does not know it must take all its
-    operands for one storage.
+    That is submodules whose results nobody takes (torch.export leaves one behind that looks at its inputs' sizes), and
+    copies into whole inputs at the end: they are results, and no node reads what they write.
     """
+    later: set[Node] = set()
     for node in reversed(list(module.graph.nodes)):
         if node.op == "call_module" and not node.users:
             module.graph.erase_node(node)
-        elif node.op == "call_function" and isinstance(node.target, OpOverloadPacket):
+            continue
+        if node.target is torch.ops.aten.copy_.default and _only_returned(node, later):
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+            continue
+        if node.op != "output":
+            later.update(node.all_input_nodes)
+        if node.op == "call_function" and isinstance(node.target, OpOverloadPacket):
             node.target = getattr(node.target, node.target.overloads()[0])
     return module
+
+
+def _only_returned(copy: Node, later: set[Node]) -> bool:
+    """A copy of a computed value into an input that nobody reads afterwards."""
+    target, source = copy.args[0], copy.args[1]
+    if not isinstance(target, Node) or target.op != "placeholder" or not isinstance(source, Node):
+        return False
+    return target not in later and not is_dense_part(source, target) and not (set(copy.users) & later)
 
 
 def printed(node: Node) -> bool:

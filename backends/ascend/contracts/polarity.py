@@ -40,12 +40,13 @@ ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`bit` is the value of a constant; `at` is where an unknown or mixed reading comes from."""
+    """`bit` is the value of a constant, `at` where an unknown or mixed reading comes from, `region` as in positions."""
 
     known: Known
     seen: Seen = NOTHING
     bit: int = 0
     at: Node | None = None
+    region: bool = False
 
 
 OURS: Mapping[str, Reading] = {
@@ -73,7 +74,7 @@ def inverted(reading: Reading) -> Reading:
     if reading.known == "constant":
         return replace(reading, bit=1 - reading.bit)
     swapped: Mapping[Known, Known] = {"hidden": "visible", "visible": "hidden"}
-    return replace(reading, known=swapped.get(reading.known, reading.known))
+    return replace(reading, known=swapped.get(reading.known, reading.known), region=False)
 
 
 def _seen(reading: Reading, meaning: Known) -> Seen:
@@ -101,6 +102,10 @@ def _both(left: Reading, right: Reading, node: Node, *, either: bool) -> Reading
     """Elementwise `or` (`either`) or `and` of the bits."""
     if left.known == right.known == "constant":
         return replace(left, bit=left.bit | right.bit if either else left.bit & right.bit)
+    regions = [side for side in (left, right) if side.region]
+    others = [side for side in (left, right) if side.known == "visible"]
+    if not either and regions and others:
+        return Reading("visible")  # another mask, for the keys behind a length only
     meaning = left.known if left.known != "constant" else right.known
     union = either == (meaning == "visible")
     return joined(left, right, node, in_either if union else in_both)
@@ -293,8 +298,7 @@ def _compare(reader: _Reader, call: Call) -> Reading:
     found = compared(call, reader.ctx)
     if found is None:
         return Reading("unknown", at=call.node)
-    meaning, first = found
-    return Reading(meaning, FIRST if first else NOTHING)
+    return Reading(found.meaning, FIRST if found.first else NOTHING, region=found.region)
 
 
 @_rule("tril", "triu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,18 @@ _COUNTING = frozenset({"arange", "specc::iota"})
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
-def compared(call: Call, ctx: Context) -> tuple[Meaning, bool] | None:
-    """The meaning of a comparison's ones, and whether key 0 is seen by every row; None where it proves nothing.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`first`: every row sees key 0. `region`: key >= a length, which hides keys, or selects those that another mask
+    is for."""
+
+    meaning: Meaning
+    first: bool = False
+    region: bool = False
+
+
+def compared(call: Call, ctx: Context) -> Comparison | None:
+    """The reading of a comparison's ones; None where it proves nothing.
 
     key <= query, key < length show a key, key > query hides it; against a bound that lies below the query by 2 or more
     (a window), key > query - w shows it. The same by differences: query - key >= 0, key - query < 0. A bound is thus
@@ -34,11 +45,11 @@ def compared(call: Call, ctx: Context) -> tuple[Meaning, bool] | None:
     if isinstance(right, (int, float)) and isinstance(left, Node):
         found = _difference(left, name, right, ctx)
         if found is not None:
-            return found, False
+            return Comparison(found)
     if counts_keys(left, ctx) and _is_per_row(right):
-        return _against(name, right, ctx)
+        return _against(left, name, right, ctx)
     if counts_keys(right, ctx) and _is_per_row(left):
-        return _against(_MIRRORED[name], left, ctx)
+        return _against(right, _MIRRORED[name], left, ctx)
     return None
 
 
@@ -62,18 +73,29 @@ def is_causal(rows: Sequence[Sequence[int]], shown: int) -> bool:
     )
 
 
-def _against(name: str, bound: Any, ctx: Context) -> tuple[Meaning, bool] | None:
+def _against(keys: Any, name: str, bound: Any, ctx: Context) -> Comparison | None:
     """`key name bound`."""
     upper = name in ("lt", "le")
     taken = _taken_off(bound, ctx)
     if taken is not None and taken.low >= integer(2):
-        return ("hidden" if upper else "visible"), False
+        return Comparison("hidden" if upper else "visible")
     if taken is not None and not upper:
         return None  # key > x - 1 hides what is behind a length, or is a window of one key
     low = ctx.ranges.of(bound).low
     inclusive = name in ("le", "gt")
-    first = low >= (ZERO if inclusive else integer(1))
-    return ("visible" if upper else "hidden"), first
+    call = call_of(_through_views(keys, ctx))
+    from_zero = call is not None and call.name in _COUNTING
+    first = from_zero and low >= (ZERO if inclusive else integer(1))
+    return Comparison("visible" if upper else "hidden", first, not upper and _is_per_sequence(bound, ctx))
+
+
+def _is_per_sequence(bound: Any, ctx: Context) -> bool:
+    """A number, or one per sequence: a length. Positions of queries have two dims, or count along one."""
+    if not isinstance(bound, Node):
+        return True
+    node = _through_views(bound, ctx)
+    call, shape = call_of(node), shape_of(node)
+    return shape is not None and len(shape) <= 1 and (call is None or call.name not in _COUNTING)
 
 
 def _difference(node: Node, name: str, number: float, ctx: Context) -> Meaning | None:

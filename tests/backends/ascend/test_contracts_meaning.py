@@ -56,6 +56,8 @@ ATOMS = (
     Expression(lambda tree, length: columns() - rows() > 0, "hidden", "key - query > 0"),
     Expression(lambda tree, length: torch.ones(ROWS, KEYS, dtype=torch.bool).tril(1), "visible", "tril"),
     Expression(lambda tree, length: torch.ones(ROWS, KEYS, dtype=torch.bool).triu(1), "hidden", "triu"),
+    Expression(lambda tree, length: columns() - length <= rows(), "visible", "key - length <= query"),
+    Expression(lambda tree, length: columns() + 3 <= rows() + 3, "visible", "key + 3 <= query + 3"),
     Expression(lambda tree, length: columns() == rows() + 1, "visible", "key == number"),
     Expression(lambda tree, length: tree, "visible", "tree"),
 )
@@ -90,6 +92,15 @@ def small(mask: torch.Tensor) -> torch.Tensor:
     return mask.to(torch.int8)
 
 
+def behind_a_length(of: Expression) -> Expression:
+    """A mask for the keys from a length on only: those before it are another mask's."""
+
+    def make(tree: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return (columns() - length >= 0) & of.make(tree, length).bool()
+
+    return Expression(make, "mixed" if of.meaning == "mixed" else of.meaning, f"behind {of.text}")
+
+
 def both(one: Expression, two: Expression, way: int) -> Expression:
     ways: list[Mask] = [
         lambda tree, length: one.make(tree, length).bool() & two.make(tree, length).bool(),
@@ -110,6 +121,7 @@ EXPRESSIONS = st.recursive(
     lambda inner: st.one_of(
         st.builds(negated, inner, st.integers(0, 6)),
         st.builds(kept, inner, st.integers(0, 5)),
+        st.builds(behind_a_length, inner),
         st.builds(both, inner, inner, st.integers(0, 4)),
     ),
     max_leaves=4,
