@@ -58,7 +58,7 @@ torch:
 $(witnesses): $(stamp)
 	@echo "installing ONNX, ONNX Runtime, torch-mlir and IREE; fetching torch_npu (about 260 MB, once)"
 	@$(pip) install -qq --constraint constraints.txt --no-build-isolation --editable '.[onnx,mlir,ascend]' \
-	  && $(bin)/python -m specc.backends.ascend.harness \
+	  && $(bin)/specc fetch torch-npu \
 	  || { echo "the packages that check the Ascend, ONNX and MLIR targets could not be had: check the network and pip's" >&2; \
 	       echo "index settings, then run make again. make demo and specc's other targets work without them." >&2; exit 2; }
 	@touch $@

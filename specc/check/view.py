@@ -40,7 +40,8 @@ def view(machine: Machine, state: State, eagle: bool) -> State:
     if "recent_count" in flushed:
         count = flushed["recent_count"]
         seen["recent_count"] = count.clone()
-        rows = (length + (0 if eagle else 1) - count).clamp(min=0)
+        # Without a text there is nothing to see: what idle rows hold is not defined.
+        rows = torch.where(length > 0, length + (0 if eagle else 1) - count, 0).clamp(min=0)
         rows = torch.where(length > 0, rows, 0)
         for name in ("draft_k_cache", "draft_v_cache"):
             seen[name] = blanked(flushed[name], rows, 2)
