@@ -69,10 +69,13 @@ def _check_npu(device: str) -> None:
         npu: Any = importlib.import_module("torch_npu").npu
         count = int(npu.device_count())
     except (ImportError, OSError, RuntimeError) as reason:
-        raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu can't be used: {reason}")]) from reason
+        remedy = "see whether `import torch_npu` works: it needs the torch that it was built for, and CANN"
+        message = f"no device `{device}`: torch_npu can't be used: {reason}"
+        raise DiagnosticError([error("SPC417", message, help=remedy)]) from reason
     index = device.partition(":")[2]
     if count == 0 or (index and not (index.isdecimal() and int(index) < count)):
-        raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu sees {count} NPUs")])
+        remedy = "give one that is there, or --device cpu (eager, for checking)"
+        raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu sees {count} NPUs", help=remedy)])
 
 
 def _there(device: str) -> bool:

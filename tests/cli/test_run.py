@@ -14,6 +14,7 @@ import torch
 
 from specc.cli import main
 from specc.models.checkpoint import checkpoint_headers
+from specc.models.geometry import transformer_geometry
 from specc.runtime import lossless
 from specc.runtime.generate import Request, decode_batch
 from specc.runtime.lossless import LosslessReport, check_batch, first_difference
@@ -372,3 +373,19 @@ def test_verify_knows_altered_and_foreign_files(
     assert codes(capsys, ["verify", str(tmp_path)]) == ["SPC455"]
     assert codes(capsys, ["verify", str(tmp_path / "absent.py")]) == ["SPC455"]
     assert sys.modules["specc_generated_tiny"] is session.module
+
+
+def test_an_ascend_module_runs_eagerly_on_the_cpu_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The operators of torch_npu have kernels of ours there; its text is that of plain decoding."""
+    sizes = support.CONFIG | {"head_dim": 16, "num_hidden_layers": 1}
+    model = support.write_model(tmp_path / "model", dtype="float32", geometry=transformer_geometry("llama", sizes))
+    spec = tmp_path / "tiny.yaml"
+    text = support.spec_text("chain").replace("float64", "float32")
+    spec.write_text(text.replace(json.dumps(support.CONFIG), json.dumps(sizes)), encoding="utf-8")
+    words = ["run", str(spec), "--target", "ascend", "--device", "cpu", "--model", str(model)]
+    assert main([*words, "--prompt", "abcabcabc", "--max-new-tokens", "8", "--verify-lossless"]) == 0
+    out = capsys.readouterr().out
+    assert "eager npu ops on the CPU" in out
+    assert "0 differences from plain decoding in 8 tokens" in out

@@ -65,6 +65,12 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
     return torch.where(wide > LINEAR_FROM, wide, wide.clamp(max=LINEAR_FROM).exp().log1p()).to(x.dtype)
 
 
+def less(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x < y for two element types, both taken as the wider: GE compares one type only, and torchair casts nothing."""
+    wide = torch.promote_types(x.dtype, y.dtype)
+    return x.to(wide) < y.to(wide)
+
+
 def xlogy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x log(y), and 0 where x is 0."""
     return torch.where(x == 0.0, torch.zeros_like(x), x * y.log())

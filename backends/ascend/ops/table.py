@@ -76,6 +76,7 @@ NAMES: frozenset[str] = frozenset(KERNELS) | {
     "linear",
     *(function.__name__ for function in (*POINTWISE.values(), *REPLACED.values())),
     "cumprod",
+    "less",
     "take_entries",
     "take_rows",
 }
@@ -91,6 +92,8 @@ def special(node: Node) -> Call | None:
         return _taken(node)
     if node.target is ops.cumprod.default and _is_flag(node.args[0]):
         return aten.cumprod, tuple(node.args)
+    if node.target is ops.lt.Tensor and len({argument.meta["val"].dtype for argument in node.all_input_nodes}) > 1:
+        return aten.less, tuple(node.args)
     return None
 
 

@@ -76,6 +76,13 @@ def test_replacements_are_made_only_where_they_mean_the_same() -> None:
     flag.meta["val"] = X.long()
     product = flag.graph.call_function(ops.cumprod.default, (flag, 1))
     assert special(product) is not None
+    graph = Graph()
+    wide, narrow = graph.placeholder("wide"), graph.placeholder("narrow")
+    wide.meta["val"], narrow.meta["val"] = X.double(), X
+    mixed = special(graph.call_function(ops.lt.Tensor, (wide, narrow)))
+    assert mixed is not None
+    assert torch.equal(mixed[0](X.double() - 1e-12, X), X.bool()), "compared in the wider type"
+    assert special(graph.call_function(ops.lt.Tensor, (wide, wide))) is None
     assert special(node_of(ops.linear.default, X, X)) is None
     assert npu_special(node_of(ops.linear.default, X, X)) is not None
 
