@@ -42,7 +42,7 @@ def slot_behind(at: At) -> str | None:
             node = (*parts.sliced, *parts.invariant)[inside.index(node)]
             assert place.parent is not None
             place = place.parent
-        elif node.target in WRITES or node.target in (aten.select.int, aten.unsqueeze.default):
+        elif node.target in (*WRITES, ops.npu_scatter_update, aten.select.int, aten.unsqueeze.default):
             node = node.args[0]
         elif isinstance(node.args[0], Node) and is_loop(node.args[0]):
             loop = node.args[0]

@@ -7,11 +7,9 @@ from torch.fx import GraphModule, Node
 from specc.ir import ops
 from specc.ir.edit import is_loop, loop_parts
 from specc.manager import predicate
-from specc.passes.legalize_ascend.chains import ATTENTION, WRITES, slot_of
-from specc.passes.legalize_ascend.common import Place, aten
+from specc.passes.legalize_ascend.chains import ATTENTION, WRITES, slot_behind, slot_of
+from specc.passes.legalize_ascend.common import At, Place, aten
 from specc.program import NPU_LEGAL, DecodeProgram, output_ports
-
-OVER_CACHES = (ops.masked_attention, ops.npu_fused_infer_attention_score)
 
 
 @predicate(NPU_LEGAL)
@@ -20,7 +18,7 @@ def illegal(program: DecodeProgram) -> list[str]:
     reasons: list[str] = []
     caches = written_slots(program)
     for step, module in program.graphs.items():
-        reasons += [f"{step}: {text}" for text in _ops_left(Place(module))]
+        reasons += [f"{step}: {text}" for text in _ops_left(Place(module), caches)]
         for node in module.graph.nodes:
             if slot_of(node) in caches:
                 reasons += [f"{step}: {text}" for text in _readers(module, node, slot_of(node) or "")]
@@ -42,19 +40,25 @@ def _scatters(read: Node, user: Node) -> bool:
     return user.target is ops.npu_scatter_update and user.args[0] is read
 
 
-def _ops_left(top: Place) -> list[str]:
-    found = []
+def _ops_left(top: Place, caches: frozenset[str]) -> list[str]:
+    """Attention and writes of the value form, and scatters beyond the first of a cache."""
+    found: list[str] = []
+    written: set[str] = set()
     for place in top.walk():
         for node in place.module.graph.nodes:
             if node.target in ATTENTION:
                 found.append(f"`{node.name}` is attention of the value form")
-            elif node.target in WRITES and node.args[0].meta["val"].dim() == 4 and _is_cache(node):
+            if node.target not in (*WRITES, ops.npu_scatter_update):
+                continue
+            slot = slot_behind(At(place, node))
+            if slot not in caches:
+                continue  # a history of tokens, a list of pending factors
+            if node.target in WRITES:
                 found.append(f"`{node.name}` writes rows by count")
+            elif slot in written:
+                found.append(f"`{node.name}` writes to `{slot}` a second time")
+            written.add(slot)
     return found
-
-
-def _is_cache(node: Node) -> bool:
-    return any(user.target in OVER_CACHES for user in node.users)
 
 
 def _uses(node: Node) -> list[tuple[Node, Node]]:
@@ -80,9 +84,6 @@ def _readers(module: GraphModule, node: Node, name: str) -> list[str]:
     reasons = [f"`{user.name}` reads the cache `{name}` beside the scatter" for _, user in uses if user not in scatters]
     if len(scatters) != 1:
         reasons.append(f"{len(scatters)} scatters write to `{name}`")
-    for scatter in scatters:
-        again = [user.name for user in scatter.users if _scatters(scatter, user)]
-        reasons += [f"`{other}` writes to `{name}` a second time" for other in again]
     if not any(port.kind == "slot" and port.name == name for port in output_ports(module)):
         reasons.append(f"`{name}` is read, but not returned")
     return reasons

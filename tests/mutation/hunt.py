@@ -58,6 +58,8 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("passes/loop_fusion.py", ("tests/passes/test_loop_fusion.py", "tests/passes/test_fuse_deferred_state_update.py")),
     ("passes/plan_buffers/*.py", ("tests/passes/test_plan_buffers.py", "tests/passes/test_plan_buffers_states.py")),
+    ("passes/legalize_ascend/*.py", ("tests/passes/test_legalize_ascend*.py",)),
+    ("specc/ir/ops/npu*.py", ("tests/unit/test_npu_ops.py",)),
     ("passes/select_schedule/*.py", ("tests/passes/test_select_schedule.py", "tests/unit/test_bench_traffic.py")),
     ("specc/lower/accept*.py", ("tests/unit/test_accept.py", "tests/unit/test_accept_law.py")),
     ("specc/lower/sampling.py", ("tests/unit/test_sampling.py",)),

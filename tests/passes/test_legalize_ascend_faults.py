@@ -153,6 +153,21 @@ def test_the_predicate_sees_a_second_scatter_and_a_second_reader() -> None:
     assert any("beside the scatter" in text for text in illegal(with_edit(program, "verify", second_reader)))
 
 
+def append_behind(module: GraphModule) -> None:
+    """Writes rows by count to what the scatter returned."""
+    body, node = next(nodes_of(module, ops.npu_scatter_update))
+    editor = Editor(body, "fault")
+    with editor.after(node):
+        made = editor.call(ops.append_rows, node, node.args[2], node.args[1], node.args[1])
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+
+
+def test_the_predicate_sees_an_append_behind_the_scatter() -> None:
+    program = pair("pangu-chain").after
+    for step in ("decode", "commit"):
+        assert any("writes rows by count" in text for text in illegal(with_edit(program, step, append_behind)))
+
+
 def test_the_predicate_sees_the_value_form() -> None:
     both = pair("smollm2-plain")
     mixed = both.after.with_graphs(decode=both.before.graphs["decode"])
