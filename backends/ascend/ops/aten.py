@@ -13,8 +13,11 @@ def argmax(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> torch.Tenso
     """int64: the first index of the maximum along `dim`, which has fewer than EXACT elements.
 
     GE's ArgMax leaves open which of several maxima it names. Whole numbers in x lie within EXACT. Where there is no
-    maximum (NaN), the last index.
+    maximum (NaN), the last index. Of float64, which GE reduces to no maximum, it is GE's: noise of 53 bits has no ties.
     """
+    if x.dtype == torch.float64:
+        found = x.argmax(dim)
+        return found.unsqueeze(dim) if keepdim else found
     size = x.shape[dim]
     keys = x if x.is_floating_point() else x.to(torch.float32)
     best = keys.max(dim, keepdim=True).values

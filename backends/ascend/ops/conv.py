@@ -9,9 +9,9 @@ from specc.backends.ascend.ops.rows import rows_in_order, take_rows
 
 
 def silu_taps(taps: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(sum over taps): the inputs of each token, oldest first, [B,T,W,C] and weight [C,1,W] -> [B,T,C]."""
+    """silu(sum over taps): the inputs of all tokens, oldest first, [B,W,T,C] and weight [C,1,W] -> [B,T,C]."""
     wide = torch.promote_types(taps.dtype, torch.float32)
-    total = (taps.to(wide) * weight.to(wide).squeeze(1).t()).sum(2)
+    total = (taps.to(wide) * weight.to(wide).permute(2, 1, 0)).sum(1)
     if bias is not None:
         total = total + bias.to(wide)
     return F.silu(total).to(taps.dtype)
@@ -29,7 +29,7 @@ def short_conv(
     `live` bool [B,T] (None: all) marks rows that come first.
     """
     rows, tokens, before = torch.cat((window, x), dim=1), x.shape[1], window.shape[1]
-    taps = torch.stack([rows.narrow(1, tap, tokens) for tap in range(before + 1)], dim=2)
+    taps = torch.stack([rows.narrow(1, tap, tokens) for tap in range(before + 1)], dim=1)
     y = silu_taps(taps, weight, bias)
     if live is None:
         return y, rows.narrow(1, tokens, before).clone()
@@ -38,7 +38,7 @@ def short_conv(
 
 
 def path_taps(parent_row: torch.Tensor, taps: int) -> torch.Tensor:
-    """int64 [B,N,W]: the rows of cat(window, nodes) that each node of a tree convolves, oldest first.
+    """int64 [B,W,N]: the rows of cat(window, nodes) that each node of a tree convolves, oldest first.
 
     `parent_row` [B,N]: 0 is the committed context, node i is i + 1. The same for all layers.
     """
@@ -52,7 +52,7 @@ def path_taps(parent_row: torch.Tensor, taps: int) -> torch.Tensor:
     for _ in range(before):
         at = torch.gather(back, 1, at)
         steps.insert(0, at)
-    return torch.stack(steps, dim=2)
+    return torch.stack(steps, dim=1)
 
 
 def tree_conv(
@@ -67,7 +67,7 @@ def tree_conv(
     taps = weight.shape[2]
     index = path_taps(parent_row, taps).reshape(batch, -1)
     rows = take_rows(torch.cat((window, x), dim=1), index)
-    return silu_taps(rows.reshape(batch, nodes, taps, channels), weight, bias)
+    return silu_taps(rows.reshape(batch, taps, nodes, channels), weight, bias)
 
 
 def conv_commit(window: torch.Tensor, rows: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int, queries: in
     wide = x.to(dtype)
     is_query = torch.arange(rows, device=x.device).reshape(-1, 1, 1) < queries
     share = is_query.to(dtype) * (dim - 1) + 1.0
-    normed = wide * torch.rsqrt(torch.addcmul(share * EPS, (wide * wide).sum(-1, keepdim=True), share))
+    normed = wide / torch.addcmul(share * EPS, (wide * wide).sum(-1, keepdim=True), share).sqrt()
     if heads == value_heads:
         return normed
     spread = normed.unsqueeze(3).expand(batch, rows, heads, value_heads // heads, dim)

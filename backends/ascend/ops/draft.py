@@ -23,13 +23,24 @@ def stable_topk(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     number = torch.arange(keys.shape[-1], device=keys.device)
     # -inf is kept for places that were taken already.
     left = keys.clamp(min=torch.finfo(keys.dtype).min)
+    taken = torch.full_like(left, -math.inf)
     picked: list[torch.Tensor] = []
     for _ in range(k):
         best = argmax(left, -1, True)
         picked.append(best)
-        left = left.masked_fill(number == best, -math.inf)
+        left = torch.where(number == best, taken, left)
     indices = torch.cat(picked, dim=-1)
-    return torch.gather(keys, -1, indices), indices
+    return values_at(keys, indices), indices
+
+
+def values_at(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """x[…, index[…]] along the last dim; GE gathers elements of float64 only as rows of one column."""
+    if x.dtype != torch.float64:
+        return torch.gather(x, -1, index)
+    size = x.shape[-1]
+    table = x.reshape(-1)
+    first = torch.arange(0, table.shape[0], size, device=x.device).reshape(*x.shape[:-1], 1)
+    return table.index_select(0, (index + first).reshape(-1)).reshape(index.shape)
 
 
 def score_rank(scores: torch.Tensor) -> torch.Tensor:

@@ -44,8 +44,9 @@ def counter_uniform(rng: torch.Tensor, position: torch.Tensor, draw: int) -> tor
     """float64 [B] in [0, 1), a function of (rng[b], position[b], draw); or from a table [B,positions,draws]."""
     if rng.dim() == 1:
         return unit_interval(counter_hash(rng, position, torch.full_like(rng, draw)))
-    row = torch.remainder(position, rng.shape[1]).unsqueeze(1)
-    return torch.gather(rng.select(2, draw), 1, row).squeeze(1)
+    batch, positions, draws = rng.shape
+    row = torch.arange(batch, device=rng.device) * positions + torch.remainder(position, positions)
+    return rng.reshape(-1).index_select(0, row * draws + draw)
 
 
 def counter_uniform_rows(rng: torch.Tensor, position: torch.Tensor, draw: torch.Tensor, size: int) -> torch.Tensor:

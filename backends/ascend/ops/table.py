@@ -115,9 +115,12 @@ def _replaced(node: Node) -> Call | None:
 def _taken(node: Node) -> Call | None:
     """x[index], or x[batch, index] with the number of each sequence."""
     value, indices = node.args[0], node.args[1]
-    if not isinstance(indices, (list, tuple)) or not all(isinstance(item, Node) for item in indices):
+    if not isinstance(indices, (list, tuple)):
         return None
-    *batch, index = indices
+    nodes = [item for item in indices if isinstance(item, Node)]
+    if len(nodes) != len(indices):
+        return None
+    *batch, index = nodes
     fake = index.meta["val"]
     if fake.dtype != torch.int64 or len(batch) > 1:
         return None

@@ -114,3 +114,10 @@ def test_experts_that_are_not_chosen_have_no_effect() -> None:
     gate_up[6:], down[4:] = float("inf"), 1e30
     made = agree("moe", (x, router, gate_up, down, 1, True), 1e-5)
     assert bool(made.isfinite().all())
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.51, 3), (1e-9, 1)])
+def test_the_token_at_the_threshold_goes(top_p: float, kept: int) -> None:
+    """Four equal tokens: one stays while the mass before it is below top_p, those of lower index first."""
+    made = agree("sampling_probs", (torch.zeros(1, 1, 4), 1.0, 0, top_p, F64), 1e-12)
+    assert made.flatten().tolist() == [1.0 / kept] * kept + [0.0] * (4 - kept)

@@ -87,6 +87,18 @@ def test_replacements_are_made_only_where_they_mean_the_same() -> None:
     assert npu_special(node_of(ops.linear.default, X, X)) is not None
 
 
+def test_numbers_of_two_dtypes_are_compared_in_the_wider() -> None:
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    x.meta["val"], y.meta["val"] = X.double(), X
+    found = special(graph.call_function(ops.lt.Tensor, (x, y)))
+    assert found is not None
+    assert found[0] is aten.less
+    assert special(graph.call_function(ops.lt.Tensor, (y, y))) is None
+    third = torch.tensor([1.0 / 3.0])
+    assert torch.equal(aten.less(third.double() + 1e-12, third), (third.double() + 1e-12) < third)
+
+
 def test_rows_are_taken_by_one_index_only() -> None:
     graph = Graph()
     x, index = graph.placeholder("x"), graph.placeholder("index")
