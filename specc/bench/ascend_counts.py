@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specc.backends.ascend import cpu
 from specc.backends.ascend.harness import counts
 from specc.backends.ascend.harness.lower import lower
 from specc.check.ascend.half import Half, reduced_half
@@ -52,6 +53,7 @@ class StepCount:
 
 def step_graph(loaded: LoadedSpec, dtype: str, batch: int, changes: Mapping[str, Any]) -> Any:
     """The GE graph of the whole step (of a plain one where nothing is drafted) of the reduced spec."""
+    cpu.register()
     half = Half(reduced_half(loaded, dtype, changes))
     steps = Steps(half, batch, eagerly)
     wanted = "plain" if half.loaded.spec.draft.method == "none" else "step"

@@ -27,10 +27,10 @@ def store(old: Views, new: Views) -> None:
     No changed value shares memory with another slot: step functions copy such values.
     """
     for before, after in zip(old, new, strict=True):
-        if after is before:
-            continue
+        # Tensors only are compared by identity: torch.compile can't compare two tuples so.
         if isinstance(before, Tensor) and isinstance(after, Tensor):
-            before.copy_(after)
+            if after is not before:
+                before.copy_(after)
         else:
             for rows, changed in zip(before, after, strict=True):
                 if changed is not rows:
