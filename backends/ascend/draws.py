@@ -91,7 +91,7 @@ def _value(item: Any, given: Value, known: dict[Node, Any]) -> Any:
         elif isinstance(item.target, torch._ops.OpOverload) or item.target in (operator.add, operator.getitem):
             arguments = [_value(part, given, known) for part in item.args]
             keywords = {name: _value(part, given, known) for name, part in item.kwargs.items()}
-            known[item] = item.target(*arguments, **keywords)  # type: ignore[operator]
+            known[item] = item.target(*arguments, **keywords)
         else:
             raise ValueError(f"a drawn row depends on {item.name}")
     return known[item]
