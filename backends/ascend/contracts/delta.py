@@ -25,6 +25,7 @@ _PRODUCTS = words("mm bmm matmul baddbmm addmm einsum")
 _CASTS = words("to half bfloat16 type convert_element_type")
 _VIEWS = words("view reshape expand unsqueeze squeeze permute transpose t contiguous clone select slice")
 _TRIANGLE_KEEPS = words("neg mul div add sub where tril triu masked_fill")
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "scalar_tensor", "full"})
 STATE_DIMS = 4
 
 
@@ -119,7 +120,7 @@ def _factors(call: Call) -> Iterator[Node]:
 
 def _lossy(operand: Node, ctx: Context) -> str | None:
     """Why this operand must not be rounded: it is a strict triangle [.., N, N], or a cast of a float32 state."""
-    if _strict_triangle(operand, 12):
+    if is_triangle(operand):
         return "the N x N matrix of the delta rule"
     node, rounded = operand, False
     for _ in range(12):
@@ -135,7 +136,34 @@ def _lossy(operand: Node, ctx: Context) -> str | None:
     return f"the recurrent state `{node.name}`" if rounded and is_state else None
 
 
-def _strict_triangle(node: Any, depth: int) -> bool:
+def _zeroed_by_mask(call: Call) -> bool:
+    """A square matrix whose pairs are chosen by a bool mask and zero elsewhere: a tree's triangle."""
+    if call.name == "where":
+        fill = call.arg(2, "other")
+        filled = call_of(fill) if isinstance(fill, Node) else None
+        zero = fill == 0 if isinstance(fill, (int, float)) else filled is not None and filled.name in _ZEROS
+        return zero and _is_pair_mask(call.arg(0, "condition"))
+    if call.name == "masked_fill":
+        fill = call.arg(2, "value")
+        return isinstance(fill, (int, float)) and fill == 0 and _is_pair_mask(call.arg(1, "mask"))
+    return call.name == "mul" and any(_is_pair_mask(side) for side in (call.first, call.arg(1, "other")))
+
+
+def _is_pair_mask(item: Any) -> bool:
+    """bool [.., N, N], also as numbers."""
+    while isinstance(item, Node):
+        call, shape = call_of(item), shape_of(item)
+        if not shape or len(shape) < 2 or shape[-1] != shape[-2] or static(shape[-1]) == 1:
+            return False
+        if dtype_of(item) == torch.bool:
+            return True
+        if call is None or call.name not in _CASTS | _VIEWS:
+            return False
+        item = call.first
+    return False
+
+
+def is_triangle(node: Any, depth: int = 12) -> bool:
     """A matrix whose upper half and diagonal were zeroed, or made of one by casts, elementwise ops and products."""
     if not isinstance(node, Node) or depth == 0:
         return False
@@ -145,6 +173,8 @@ def _strict_triangle(node: Any, depth: int) -> bool:
     if call.name == "tril":
         diagonal = call.arg(1, "diagonal", default=0)
         return isinstance(diagonal, int) and diagonal < 0
+    if _zeroed_by_mask(call):
+        return True
     if call.name in _CASTS | _VIEWS | _TRIANGLE_KEEPS | _PRODUCTS or node.target is operator.getitem:
-        return any(_strict_triangle(item, depth - 1) for item in node.all_input_nodes)
+        return any(is_triangle(item, depth - 1) for item in node.all_input_nodes)
     return False

@@ -331,9 +331,13 @@ def matmul_form() -> Legal:
     gram = b.call(aten.bmm.default, key32, turned, name="gram")
     lower = b.call(aten.tril.default, gram, -1, name="lower")
     right = b.call(aten.bmm.default, lower, value32, name="right")
+    related = b.input("related", 8, ROWS, ROWS, dtype=torch.bool)
+    zero = b.call(aten.zeros_like.default, gram, name="zero")
+    chosen = b.call(aten.where.self, related, gram, zero, name="chosen")
+    tree = b.call(aten.bmm.default, chosen, value32, name="tree")
     square = b.call(aten.view.default, state, [8, 64, 64], name="square")
     read = b.call(aten.bmm.default, key32, square, name="read")
-    return b.done(b.call(aten.sub.Tensor, right, read, name="u"))
+    return b.done(b.call(aten.sub.Tensor, right, read, name="u"), tree)
 
 
 MADE = (

@@ -207,6 +207,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda g: g.target("stepped", npu("npu_recurrent_gated_delta_rule")),
     ),
     "bfloat16 triangle": ("matmul_form", "SPC554", lambda g: halve(g, "right")),
+    "bfloat16 triangle of a tree": ("matmul_form", "SPC554", lambda g: halve(g, "tree")),
     "bfloat16 state product": ("matmul_form", "SPC554", lambda g: halve(g, "read")),
     # row numbers
     "-1 left in": ("decode_round", "SPC560", lambda g: g.declared["ranges"].update(path=(-1, ROWS - 1))),

@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from specc.backends.ascend.contracts import check_contracts
+from specc.backends.ascend.contracts.delta import is_triangle
 from tests.backends.ascend.modules import NAMES, QUICK, pair
 
 PROVED_ON_PROGRAMS = {"SPC513", "SPC526", "SPC560", "SPC561"}
@@ -54,3 +55,23 @@ def test_graphs_of_a_generated_module_break_no_contract(name: str, dtype: str) -
         assert left == [], f"graph {step}"
         seen.add(step.split("-")[0])
     assert {"step", "plain", "flush", "prefill"} <= seen
+
+
+@pytest.mark.slow
+def test_products_of_the_delta_rule_are_recognised_and_in_float32() -> None:
+    """That nothing was found is worth something only where the N x N matrices are seen for what they are."""
+    both = pair("gdn-15m-tree", "bfloat16")
+    module, weights = both.ascend.module, both.ascend.weights
+    state = module.init_state(BATCH, device="cpu")
+    tensors = module.flattened(weights, module.views(state))
+    graph, own = next((graph, own) for step, graph, own in module.example_calls(tensors, state) if step == "step")
+    traced = make_fx(graph, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors, *own)
+    triangles = [
+        factor.meta["val"].dtype
+        for node in traced.graph.nodes
+        if node.target is torch.ops.aten.bmm.default
+        for factor in node.args
+        if is_triangle(factor)
+    ]
+    assert triangles
+    assert set(triangles) == {torch.float32}
