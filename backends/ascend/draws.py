@@ -1,4 +1,4 @@
-"""Which rows of random numbers a draft draws: known when its module is made, since the shape of a drawn tree is fixed."""
+"""Which rows of random numbers a draft draws: known when its module is made, since a drawn tree has a fixed shape."""
 
 from __future__ import annotations
 

@@ -18,17 +18,18 @@ DECLARED = {declared.name: declared for declared in REGISTRY.values()}
 # Aten overloads that torchair 2.13 converts, as far as our functions use them: its own list names about 360.
 CONVERTED = frozenset(
     """
-    _log_softmax.default _softmax.default _to_copy.default _unsafe_view.default abs.default add.Tensor addcmul.default addmm.default
-    alias.default any.dim argmax.default arange.default arange.start arange.start_step bitwise_and.Tensor bitwise_not.default
-    bitwise_or.Tensor bmm.default cat.default clamp.default clamp_min.default clone.default cos.default cumsum.default
-    detach.default div.Tensor div.Tensor_mode eq.Scalar eq.Tensor exp.default expand.default floor_divide.default
-    full.default full_like.default gather.default ge.Scalar ge.Tensor gt.Scalar gt.Tensor index_select.default
-    le.Scalar le.Tensor lift_fresh_copy.default log.default log1p.default logical_and.default logical_not.default
-    logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar max.dim maximum.default mm.default mul.Tensor ne.Scalar
-    ne.Tensor neg.default new_zeros.default ones_like.default permute.default pow.Scalar reciprocal.default
-    remainder.Scalar rsqrt.default rsub.Scalar scalar_tensor.default select.int sigmoid.default silu.default sin.default
-    slice.Tensor sort.default split_with_sizes.default sqrt.default squeeze.dim stack.default sub.Tensor sum.dim_IntList t.default
-    topk.default transpose.int tril.default unbind.int unsqueeze.default view.default where.self zeros.default zeros_like.default
+    _log_softmax.default _softmax.default _to_copy.default _unsafe_view.default abs.default add.Tensor addcmul.default
+    addmm.default alias.default any.dim arange.default arange.start arange.start_step argmax.default
+    bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor bmm.default cat.default clamp.default clamp_min.default
+    clone.default cos.default cumsum.default detach.default div.Tensor div.Tensor_mode eq.Scalar eq.Tensor exp.default
+    expand.default floor_divide.default full.default full_like.default gather.default ge.Scalar ge.Tensor gt.Scalar
+    gt.Tensor index_select.default le.Scalar le.Tensor lift_fresh_copy.default log.default log1p.default
+    logical_and.default logical_not.default logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar max.dim
+    maximum.default mm.default mul.Tensor ne.Scalar ne.Tensor neg.default new_zeros.default ones_like.default
+    permute.default pow.Scalar reciprocal.default remainder.Scalar rsqrt.default rsub.Scalar scalar_tensor.default
+    select.int sigmoid.default silu.default sin.default slice.Tensor sort.default split_with_sizes.default
+    sqrt.default squeeze.dim stack.default sub.Tensor sum.dim_IntList t.default topk.default transpose.int
+    tril.default unbind.int unsqueeze.default view.default where.self zeros.default zeros_like.default
     """.split()  # noqa: SIM905
 )
 
