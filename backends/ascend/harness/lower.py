@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
 from specc.backends.ascend.harness.declared_types import undeclared
 from specc.backends.ascend.harness.environment import torchair_loaded
-from specc.backends.ascend.harness.evaluator import Node, evaluate
+from specc.backends.ascend.harness.evaluator import Node, Undefined, Unmodelled, evaluate
 from specc.backends.ascend.harness.extension import DeviceGraph
 from specc.backends.ascend.runtime.merge import merge_duplicates
 
@@ -62,7 +64,7 @@ class LoadedGraph:
         self.runs += 1
         try:
             return evaluate(self.proto, inputs, assigned, self._observe)
-        except Exception as failure:  # torchair wraps what passes it into new exceptions: keep the original
+        except (Undefined, Unmodelled) as failure:  # torchair adds its traceback to the text: keep the original
             self.failure = failure
             raise
 
@@ -100,7 +102,7 @@ class Lowered:
         try:
             with self._receiving():
                 return self._compiled(*inputs)
-        except Exception:
+        except (Undefined, Unmodelled):
             failures = [graph.failure for graph in self.graphs if graph.failure is not None]
             if failures:
                 raise failures[0] from None
@@ -116,35 +118,18 @@ class Lowered:
         self.graphs.append(graph)
         return graph
 
-    def _receiving(self) -> _Receiving:
-        return _Receiving(self)
-
-
-class _Receiving:
-    """torchair loaded, its graphs sent to one Lowered, no autograd, dynamo's limit out of the way."""
-
-    def __init__(self, owner: Lowered) -> None:
-        self._owner = owner
-        self._previous: Any = None
-        self._contexts = [
-            _torchair_silenced(),
-            torchair_loaded(),
-            torch.no_grad(),
-            torch._dynamo.config.patch(
-                recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT, suppress_errors=False
-            ),
-        ]
-
-    def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
-        self._previous = DeviceGraph.receiver
-        DeviceGraph.receiver = self._owner
-
-    def __exit__(self, *details: Any) -> None:
-        DeviceGraph.receiver = self._previous
-        for context in reversed(self._contexts):
-            context.__exit__(None, None, None)
+    @contextmanager
+    def _receiving(self) -> Iterator[ModuleType]:
+        """torchair loaded, its graphs sent here, no autograd, dynamo's limit out of the way."""
+        limits = torch._dynamo.config.patch(
+            recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT, suppress_errors=False
+        )
+        with _torchair_silenced(), torchair_loaded() as torchair, torch.no_grad(), limits:
+            previous, DeviceGraph.receiver = DeviceGraph.receiver, self
+            try:
+                yield torchair
+            finally:
+                DeviceGraph.receiver = previous
 
 
 @contextmanager
@@ -168,7 +153,7 @@ def lower(
     Raises LoweringFailed with torchair's reason (an op without a converter, a graph break).
     """
     lowered = Lowered()
-    with lowered._receiving(), torchair_loaded() as torchair:
+    with lowered._receiving() as torchair:
         config = torchair.CompilerConfig()
         config.mode = mode
         config.post_grad_custom_pre_pass = pre_pass
@@ -184,7 +169,7 @@ def lower(
             lowered._compiled(*_copies(inputs))
         except _Recorded:
             pass
-        except Exception as problem:
+        except TorchDynamoException as problem:
             raise LoweringFailed(_reason(problem)) from problem
         finally:
             lowered._recording = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -128,3 +130,17 @@ def test_the_pin_is_the_wheel_of_the_version_that_the_schemas_are_of() -> None:
     assert wheels.WHEEL_NAME.startswith(f"torch_npu-{wheels.VERSION}-")
     assert len(wheels.WHEEL_SHA256) == 64
     assert fetch_torch_npu.WANTED.requirement == f"torch_npu=={wheels.VERSION}"
+
+
+def test_lowering_without_the_wheel_is_a_diagnostic_and_leaves_nothing_open(cache: Path) -> None:
+    """In a process of its own: this one may have torchair loaded already."""
+    script = (
+        "import sys, torch\n"
+        "from specc.backends.ascend.harness.lower import lower\n"
+        "from specc.diagnostics import DiagnosticError\n"
+        "try:\n    lower(torch.exp, (torch.ones(2),))\n"
+        "except DiagnosticError as missing:\n    print(missing.diagnostics[0].code, torch.is_grad_enabled())\n"
+        "assert not [name for name in sys.modules if name.startswith(('torch_npu', 'torchair'))]\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "SPC426 True\n", done.stderr
