@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from typing import Any
 from specc.backends.base import ModuleInfo
 from specc.backends.export import manifest as manifests
 from specc.backends.export.failure import cannot_export
-from specc.backends.export.manifest import StepFile, manifest_of
+from specc.backends.export.loading import module_of
+from specc.backends.export.manifest import StepFile, digest, manifest_of
 from specc.backends.export.mlir import mlir_text
 from specc.backends.export.onnx import onnx_model
 from specc.backends.export.signature import Sizes, StepSignature, signature_of
 from specc.backends.export.step_module import traced
 from specc.diagnostics import DiagnosticError, error
 from specc.program import DecodeProgram
-from specc.runtime.module import import_source
 
 MAX_CHUNK = 128
 """Tokens of a prompt that one exported prefill takes, unless the capacity is smaller."""
@@ -56,8 +55,7 @@ def export_program(
 
     `report` is told the name of every step before it is written.
     """
-    name = f"specc_export_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    module = import_source(source, name)
+    module = module_of(source, digest(source.encode()))
     steps = []
     for step in program.graphs:
         signature = signature_of(program, step, sizes)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from specc.backends.export.iree import IreeSteps
+from specc.backends.export.loading import module_of
 from specc.backends.export.manifest import digest, read_manifest, signature_from
 from specc.backends.export.onnxruntime import OrtSteps
 from specc.backends.export.signature import StepSignature, flattened, grouped
 from specc.backends.export.step_module import RECORDS, SINGLE
-from specc.runtime.module import import_source
 
 Execute = Callable[[str, Sequence[Tensor]], Sequence[Tensor]]
 """Runs the step of a name on its tensors."""
@@ -28,7 +28,7 @@ RUNTIMES: Mapping[str, Callable[[Mapping[str, bytes]], Execute]] = {"onnx": OrtS
 def open_export(files: Mapping[str, bytes], manifest: Mapping[str, Any], execute: Execute | None = None) -> Any:
     """The module of an export, its steps run by `execute` (default: the runtime of its target)."""
     source = files[manifest["module"]["file"]].decode()
-    module = import_source(source, f"specc_exported_{digest(source.encode())[:16]}")
+    module = module_of(source, digest(source.encode()))
     steps = {name: files[entry["file"]] for name, entry in manifest["steps"].items()}
     return with_steps(
         module,

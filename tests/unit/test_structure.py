@@ -113,6 +113,8 @@ def test_wrong_imports_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_backends_do_not_import_each_other() -> None:
     shared = {"printing"}
+    # Exporters print with the functions of the Ascend backend, which have no host reads and static shapes.
+    built_on = {"export": "ascend"}
     folders = {path.name for path in (ROOT / "backends").iterdir() if path.is_dir()}
     backends = sorted(folders - shared)
     wrong = [
@@ -122,7 +124,7 @@ def test_backends_do_not_import_each_other() -> None:
         for line, name in imports(path)
         if name.split(".")[:2] == ["specc", "backends"]
         and name.split(".")[2] in backends
-        and name.split(".")[2] != backend
+        and name.split(".")[2] not in (backend, built_on.get(backend))
     ]
     assert wrong == []
 
