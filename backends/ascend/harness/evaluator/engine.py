@@ -162,7 +162,11 @@ def _check_shapes(op: Any, results: list[torch.Tensor]) -> None:
 def _written(
     results: list[torch.Tensor], inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    """Outputs in memory of their own, except those that torchair assigns to an input's memory."""
+    """Outputs in memory of their own, except those that torchair assigns to an input's memory.
+
+    These are written when everything has been computed. That GE's memory plan lets every reader of such an input come
+    before its new value is GE's part, and not seen here.
+    """
     targets = list(assigned) + [None] * (len(results) - len(assigned))
     memory = {value.untyped_storage().data_ptr() for value in inputs if value.numel()}
     own = [
