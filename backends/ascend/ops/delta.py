@@ -184,7 +184,7 @@ def delta_rule_verify_pending(
     factors = columns(old_u.to(dtype)) * behind
     x = key_rows(unit_rows(torch.cat((q, k, old_k.to(k.dtype)), dim=1), dtype, heads, nodes))
     across, sources = x.narrow(1, 0, 2 * nodes).transpose(1, 2), x.narrow(1, nodes, nodes + rows)
-    near, far = torch.bmm(sources, across).split([nodes, rows], 1)
+    near, far = torch.split(torch.bmm(sources, across), [nodes, rows], 1)
     before = matrices(state)
     old = torch.addcmul(torch.bmm(factors, far), torch.bmm(before, across), old_decay)
     seen = tree_mask(v, mask, heads)

@@ -32,7 +32,7 @@ def numbers(parts: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]
     """Tensors [B,R,HV], a number per row and head, as [B*HV,1,R]: moved together."""
     joined = torch.cat([part.to(dtype) for part in parts], dim=1)
     moved = joined.permute(0, 2, 1).reshape(-1, 1, joined.shape[1])
-    return list(moved.split([part.shape[1] for part in parts], 2))
+    return list(torch.split(moved, [part.shape[1] for part in parts], 2))
 
 
 def unfolded(x: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -91,8 +91,8 @@ def solve(
     apart = total - total.reshape(-1, size, 1)
     ratio = apart.masked_fill(seen.logical_not(), float("-inf")).exp()
     decay = total.exp()
-    near, links = gram.split([size, size], 2)
-    answers, recalled = old.split([size, size], 2)
+    near, links = torch.split(gram, [size, size], 2)
+    answers, recalled = torch.split(old, [size, size], 2)
     inverse = unit_upper_inverse(links * (ratio * beta))
     u = torch.bmm(beta * torch.addcmul(v, decay, recalled, value=-1.0), inverse)
     o = torch.addcmul(torch.bmm(u, near * ratio), decay, answers)
@@ -116,7 +116,7 @@ def weights_behind(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     place = torch.arange(rows + 1, device=g.device)
     after = (place.narrow(0, 0, rows).unsqueeze(1) > place) | (place == rows)
     sums = torch.mm(g.reshape(-1, rows), after.to(g.dtype)).exp().unsqueeze(1)
-    behind, all_rows = sums.split([rows, 1], 2)
+    behind, all_rows = torch.split(sums, [rows, 1], 2)
     return behind, all_rows
 
 

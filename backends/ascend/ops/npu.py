@@ -25,7 +25,7 @@ def npu_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T (+ bias) for x [...,K] and weight [F,K]: one MatMul that reads the weights as they lie."""
-    rows = torch.ops.npu.npu_linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    rows: torch.Tensor = torch.ops.npu.npu_linear(x.reshape(-1, x.shape[-1]), weight, bias)
     return rows.reshape(*x.shape[:-1], weight.shape[0])
 
 
