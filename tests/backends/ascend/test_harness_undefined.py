@@ -138,9 +138,11 @@ def test_select_may_count_from_the_end() -> None:
 
 def test_equal_values_come_in_another_order_than_torch_has() -> None:
     """GE promises none: what depends on it must not look right by chance."""
-    x = torch.tensor([[2.0, 5.0, 5.0, 1.0]])
-    _, places = lower(lambda x: torch.topk(x, 2, -1), (x,)).run(x)
-    assert places.tolist() == [[2, 1]]
+    x = torch.tensor([[5.0, 2.0, 5.0, 1.0, 0.0]])
+    values, places = lower(lambda x: torch.topk(x, 3, -1), (x,)).run(x)
+    assert places.tolist() == [[2, 0, 1]]
+    assert torch.equal(x.gather(1, places), values)
+    assert lower(lambda x: x.sort(-1), (x,)).run(x)[1].tolist() == [[4, 3, 1, 2, 0]]
 
 
 def test_an_op_without_a_model_is_named() -> None:
