@@ -29,11 +29,11 @@ BASE = (LINEAR, FULL)
 
 @dataclass(frozen=True, slots=True)
 class LayerCount:
-    """Ops of one layer of a kind in a step's graph; `movers`: (type, source line, times) of Transposes and Casts."""
+    """Ops of one layer of a kind in a step's graph; `movers`: (type, line, operator, times) of Transposes and Casts."""
 
     kind: str
     ops: Mapping[str, float]
-    movers: Sequence[tuple[str, str, int]]
+    movers: Sequence[tuple[str, str, str, int]]
 
     @property
     def total(self) -> int:
@@ -76,8 +76,9 @@ def _stacks(loaded: LoadedSpec) -> tuple[dict[str, Any], dict[str, dict[str, Any
     return {"target.config.num_hidden_layers": 3}, {kind: {"target.config.num_hidden_layers": 4}}
 
 
-def _lines(graph: Any) -> Counter[tuple[str, str]]:
-    return Counter((made.type, made.place.split(": ", 1)[-1]) for made in counts.made(graph, ("Transpose", "Cast")))
+def _lines(graph: Any) -> Counter[tuple[str, str, str]]:
+    found = counts.made(graph, ("Transpose", "Cast"))
+    return Counter((one.type, one.place.split(": ", 1)[-1], one.fx_node.split(": ")[-1]) for one in found)
 
 
 def step_count(loaded: LoadedSpec, dtype: str = "float16", batch: int = 1) -> StepCount:

@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, str] = {
     "tune": "specc.bench.tune",
     "soak": "specc.bench.soak",
     "tables": "specc.bench.tables",
+    "ascend": "specc.bench.ascend",
 }
 """Name -> the module whose `main` it is. They import torch, so they are imported only when they are run."""
 

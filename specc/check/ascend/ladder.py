@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from specc import driver
 from specc.backends.ascend.contracts import check_contracts
+from specc.backends.ascend.harness.evaluator import Undefined, Unmodelled
 from specc.backends.ascend.harness.lower import LoweringFailed
 from specc.backends.ascend.harness.wheel import unzipped_wheel
 from specc.check.ascend.half import ROWS, TARGET, Half, reduced_half
@@ -78,6 +79,8 @@ def walked(trio: Trio, count: int, seed: int, tell: Tell) -> str | None:
         return str(failure)
     except LoweringFailed as failure:
         return f"torchair could not lower a step: {failure}"
+    except (Undefined, Unmodelled) as failure:
+        return f"the GE graph: {failure}"
     return None
 
 
