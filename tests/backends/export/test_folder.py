@@ -15,6 +15,7 @@ from specc.backends.export.folder import write_folder
 from specc.backends.export.manifest import NAME, files_of, read_manifest, signature_from
 from specc.backends.export.run import open_folder
 from specc.backends.export.signature import Sizes, signature_of
+from specc.check.view import blanked
 from specc.cli import main
 from specc.diagnostics import DiagnosticError
 from specc.driver import lower_spec, run_passes
@@ -107,7 +108,9 @@ def test_an_opened_folder_decodes_like_its_own_module(folder: Path) -> None:
         theirs, other = plain.decode(weights, theirs)
         torch.testing.assert_close(tuple(one), tuple(other), rtol=1e-4, atol=1e-5)
         assert torch.equal(ours.root_token, theirs.root_token)
-        torch.testing.assert_close(ours.k_cache, theirs.k_cache, rtol=1e-4, atol=1e-5)
+        # Rows behind `length` are nobody's: a padded chunk leaves other ones there.
+        kept = [blanked(state.k_cache, state.length, 2) for state in (ours, theirs)]
+        torch.testing.assert_close(*kept, rtol=1e-4, atol=1e-5)
 
 
 def test_a_changed_file_is_refused(folder: Path, tmp_path: Path) -> None:
