@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from specc.backends.printing.by_layer import LayerLists, slots_shared
@@ -21,6 +22,7 @@ WHOLE_STEPS: Mapping[str, str] = {"step": "Stepped", "plain_step": "Plain"}
 """Graphs of whole steps, for backends that make them (`Dialect.whole_steps`), and their records."""
 
 WRAP = 88
+ONE_LAYER = ".unsqueeze(0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +127,21 @@ def _own_memory(
         own = {port.name} if port.kind == "slot" else set[str]()
         copied = bool(shared.get(node, frozenset()) - own)
         text = value.at(ATOM)
-        if node in lists:
+        if _is_one_layer(node, text) and not copied and port.kind == "slot" and port.name in layered:
+            # The layer itself: a copy into its memory then has the value's last op as its source.
+            text = f"[{text.removesuffix(ONE_LAYER)}]"
+        elif node in lists:
             text = f"[rows.clone() for rows in {text}]" if copied else text
         else:
             text += ".clone()" if copied else ""
             text += ".unbind(0)" if port.kind == "slot" and port.name in layered else ""
         found.append(Expr(text) if text != value.at(ATOM) else value)
     return found
+
+
+def _is_one_layer(node: Node, text: str) -> bool:
+    """Whether a layered value is one layer's tensor with a dim in front, written as such."""
+    return node.target is torch.ops.aten.unsqueeze.default and text.endswith(ONE_LAYER)
 
 
 def bindings(module: GraphModule, step: str, sources: Mapping[str, str]) -> dict[Node, Expr]:

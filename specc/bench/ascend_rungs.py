@@ -25,6 +25,7 @@ from specc.spec import LoadedSpec
 
 CASES = (("float16", 1), ("bfloat16", 4))
 WALKS = 3
+SHORT = 100
 WITNESSES = {"onnx": "ONNX Runtime", "mlir": "IREE"}
 NOT_BITWISE = frozenset({"I24"})
 """IREE contracts sums differently in two graphs, so that equal steps of different graphs may differ in the last bit."""
@@ -71,7 +72,13 @@ def half_precision(loaded: LoadedSpec, dtype: str, batch: int) -> Iterator[Cell]
     for rung, kind in (("eager", "float64"), ("GE graph", "GE graph")):
         errors = [error for key, error in trio.seen.errors.items() if key.endswith(kind)]
         ok = wrong is None and bool(errors)
-        yield Cell(f"{rung}, {name}", ok, f"{max(errors):.1e}" if ok else f"fails: {wrong}")
+        yield Cell(f"{rung}, {name}", ok, f"{max(errors):.1e}" if ok else f"fails: {short(str(wrong))}")
+
+
+def short(text: str) -> str:
+    """The first line, for a cell of a table."""
+    line = text.strip().splitlines()[0].replace("|", "/")
+    return line if len(line) <= SHORT else line[:SHORT] + " ..."
 
 
 def witness(loaded: LoadedSpec, target: str, batch: int = 1) -> Cell:
@@ -85,7 +92,7 @@ def witness(loaded: LoadedSpec, target: str, batch: int = 1) -> Cell:
     except DiagnosticError as problem:
         return Cell(name, False, problem.diagnostics[0].code)
     except CheckFailure as failure:
-        return Cell(name, False, f"fails: {failure}")
+        return Cell(name, False, f"fails: {short(failure.finding.where)}: {short(failure.finding.message)}")
     return Cell(name, True, "ok")
 
 
