@@ -11,6 +11,7 @@ import pytest
 from specc.backends.ascend.toolchain import cases, rung
 from specc.backends.ascend.toolchain.cases import CASES, KERNELS
 from specc.cli import main
+from specc.codes.ascend import ASCEND_CODES
 
 ROOT = Path(__file__).resolve().parents[3]
 END = "error: External hivmc run fails, returning module before running external compiler\n"
@@ -80,3 +81,10 @@ def test_the_kernels_compile_to_the_closed_stage(capsys: pytest.CaptureFixture[s
     found = rung.run(python)
     assert [one.expected for one in found] == [True] * len(cases.CASES), [one.log for one in found]
     assert main(["doctor", "--ascend", "--ascend-python", str(python)]) == 0
+
+
+def test_the_page_lists_every_contract() -> None:
+    page = (ROOT / "backends" / "ascend" / "ASCEND.md").read_text("utf-8")
+    declared = {code.code for code in ASCEND_CODES}
+    assert declared
+    assert {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| SPC5")} == declared
