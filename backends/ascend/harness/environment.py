@@ -55,7 +55,7 @@ def _state() -> _State:
 
 @contextmanager
 def torchair_loaded() -> Iterator[ModuleType]:
-    """The torchair package, importable inside the block. Raises DiagnosticError (SPC480) without the wheel."""
+    """The torchair package, importable inside the block. Raises DiagnosticError (SPC426) without the wheel."""
     state = _state()
     hidden = {} if state.depth else _take_own_modules()
     if not state.depth:
