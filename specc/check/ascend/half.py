@@ -25,9 +25,21 @@ DTYPES: Mapping[str, torch.dtype] = {"float16": torch.float16, "bfloat16": torch
 
 
 def reduced_half(loaded: LoadedSpec, dtype: str, changes: Changes | None = None) -> LoadedSpec:
-    """The spec, reduced and in half precision. Raises SpecError where that is not a legal spec."""
-    runtime = {"runtime.dtype": dtype, "runtime.state_dtype": "float32", "runtime.max_batch_size": ROWS}
-    return from_mapping(changed(reduced_mapping(loaded, ASCEND_HEAD_DIM), {**runtime, **(changes or {})}))
+    """The spec, reduced and in half precision. Raises SpecError where that is not a legal spec.
+
+    All experts of a mixture are active: between two that a router finds nearly alike, rounding chooses at random, which
+    no bound describes. The choice itself is checked in float32, by the invariants. Hybrids have one period of layers.
+    """
+    small = reduced_mapping(loaded, ASCEND_HEAD_DIM)
+    runtime: dict[str, Any] = {"runtime.dtype": dtype, "runtime.state_dtype": "float32", "runtime.max_batch_size": ROWS}
+    config = small["target"]["config"]
+    if "num_experts" in config:
+        runtime["target.config.num_experts_per_tok"] = config["num_experts"]
+    if "layer_types" in config:
+        kinds = config["layer_types"]
+        period = next(size for size in range(1, len(kinds) + 1) if kinds[:size] * (len(kinds) // size) == kinds)
+        runtime |= {"target.config.layer_types": kinds[:period], "target.config.num_hidden_layers": period}
+    return from_mapping(changed(small, {**runtime, **(changes or {})}))
 
 
 def cast(value: Value, dtype: torch.dtype, device: str = "cpu") -> Value:
