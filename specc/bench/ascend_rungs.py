@@ -87,9 +87,7 @@ def witness(loaded: LoadedSpec, target: str) -> Cell:
     checks = Checks()
     kept = Checks(checks.selected - NOT_BITWISE) if target == "mlir" else checks
     try:
-        subject = Exported(
-            Variation(loaded.spec.name, reduced_export(loaded)), 1, target=target, batch=len(EXAMPLE.prompts)
-        )
+        subject = Exported(Variation(loaded.spec.name, reduced_export(loaded)), 1, target=target, batch=rows)
         Session(subject, EXAMPLE, kept, Tally()).run()
     except DiagnosticError as problem:
         return Cell(name, False, problem.diagnostics[0].code)

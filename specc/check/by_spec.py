@@ -141,7 +141,11 @@ def _mutant(subject: Subject, checks: Checks, where: str, program: DecodeProgram
     if subject.single:
         weights = {name: narrowed(value, "cpu") for name, value in weights.items()}
     one = Interpreted("interpreter", program, weights, strict=True)
-    _same_behaviour(subject, checks, where, one, replace(subject.generate(program, "generated module"), edge=False))
+    try:
+        made = subject.generate(program, "generated module")
+    except DiagnosticError:
+        return  # a target may refuse what the mutation has made
+    _same_behaviour(subject, checks, where, one, replace(made, edge=False))
 
 
 def _fails(subject: Subject, checks: Checks, where: str, program: DecodeProgram) -> bool:

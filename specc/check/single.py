@@ -54,9 +54,10 @@ def narrowed(value: Value, device: str) -> Value:
     return tuple(part.float().to(device) for part in value)
 
 
-def widened(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, in float64 where a float64 module has that."""
-    made = {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
+def widened(values: Mapping[str, Tensor | Sequence[Tensor]]) -> dict[str, Tensor]:
+    """Copies on the CPU, in float64 where a float64 module has that; what comes by layer is stacked."""
+    whole = {name: value if isinstance(value, Tensor) else torch.stack(list(value)) for name, value in values.items()}
+    made = {name: value.detach().to("cpu", copy=True) for name, value in whole.items()}
     return {
         name: value if name in KEPT or value.dtype != torch.float32 else value.double() for name, value in made.items()
     }

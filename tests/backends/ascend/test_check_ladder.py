@@ -1,0 +1,49 @@
+"""`specc check --target ascend`: the rungs that it climbs, and what it says of one that it can't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specc.check.ascend import ladder
+from specc.check.report import Rung
+from specc.cli import main
+from specc.spec import load
+
+SPECS = Path(__file__).resolve().parents[3] / "specs"
+
+
+def test_a_rung_without_its_wheel_is_skipped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "graphs_executable", lambda: "no torch_npu; run `specc fetch torch-npu`")
+    monkeypatch.setattr(ladder, "FEWEST", 1)
+    rungs = ladder.climb(load(SPECS / "smollm2-plain.yaml"), 1)
+    assert [(rung.ok, rung.ran) for rung in rungs] == [(True, True), (True, True), (True, False)]
+    assert rungs[2].line().endswith("skipped: no torch_npu; run `specc fetch torch-npu`")
+    assert "float16, batch 1: 1 rows' steps" in rungs[1].text
+
+
+def test_a_failed_rung_fails_the_report() -> None:
+    assert Rung("1 contracts", False, "SPC512").line() == "  1 contracts, FAILED: SPC512"
+
+
+@pytest.mark.slow
+def test_the_command_climbs_all_rungs(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "check",
+        str(SPECS / "smollm2-prompt-lookup.yaml"),
+        "--target",
+        "ascend",
+        "--max-examples",
+        "5",
+        "--json",
+    ]
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(rung["name"][0], rung["ok"], rung["ran"]) for rung in report["ladder"]] == [
+        ("1", True, True),
+        ("2", True, True),
+        ("3", True, True),
+    ]
+    assert "0 recompiles" in report["ladder"][2]["text"]
