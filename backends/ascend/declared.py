@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specc.backends.ascend.draws import row_draws
 from torch.fx import GraphModule, Node
 
+from specc.backends.ascend.draws import row_draws
 from specc.backends.printing.by_layer import layered_slots
 from specc.backends.printing.literals import literal
 from specc.backends.printing.liveness import output_node
