@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import triton
+import triton.language as tl  # noqa: F401 - the interpreter looks for it in every kernel's module
 
 
 @triton.jit
