@@ -17,6 +17,7 @@ bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check
 stamp := $(VENV)/.ready
 witnesses := $(VENV)/.witnesses
+untraced := tests/backends/triton tests/backends/ascend tests/backends/export
 pytest := $(bin)/python -m pytest -n $(WORKERS) --durations=8
 
 .DEFAULT_GOAL := help
@@ -70,10 +71,11 @@ demo: model ## decode real text losslessly with a small real model on the CPU
 	@$(bin)/python -m specc.bench.demo --model $(MODEL)
 
 # Coverage is counted where it says most, for passes and backends by their own tests: tracing everything would double
-# the time of the suite. Triton's kernels run in its interpreter, which tracing would slow down most.
+# the time of the suite. Triton's kernels and GE graphs run in interpreters, which tracing would slow down most.
 test: $(stamp) lint model $(witnesses) ## lint, types, then all tests: quick ones first
-	$(pytest) -m "not slow" tests/passes tests/backends --ignore tests/backends/triton --cov --cov-config=pyproject.toml --cov-report=term:skip-covered
+	$(pytest) -m "not slow" tests/passes tests/backends $(patsubst %,--ignore %,$(untraced)) --cov --cov-config=pyproject.toml --cov-report=term:skip-covered
 	$(pytest) -m "not slow" tests/backends/triton
+	$(pytest) -m "not slow" tests/backends/ascend tests/backends/export
 	$(pytest) -m "not slow" --ignore tests/passes --ignore tests/backends
 	$(pytest) -m slow
 

@@ -80,15 +80,20 @@ def test_spec_holds_in_a_few_examples(path: Path) -> None:
     assert report.counts["I20"] > 0
 
 
+# One of each way of drafting and accepting gets what `specc check` itself runs, the others a part of it.
+IN_FULL = ("smollm2-rejection", "eagle-pangu", "qwen3-dynamic-tree", "pangu-chain")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
 def test_spec_holds_and_its_examples_count(path: Path) -> None:
     """200 examples over at most 20 compiled variations, every pass compared at least 20 times, shares of steps met."""
-    report = run(load(path), 200)
+    examples = 200 if path.stem in IN_FULL else 70
+    report = run(load(path), examples)
     assert report.ok, report.as_text(path.name)
-    assert report.examples >= 200
+    assert report.examples >= examples
     assert len(report.variations) <= MAX_VARIATIONS
-    assert min(report.passes.values()) >= 20
+    assert min(report.passes.values()) >= examples // 10
 
 
 @pytest.mark.slow
