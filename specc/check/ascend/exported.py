@@ -19,8 +19,7 @@ from specc.spec import LoadedSpec, from_mapping
 CHUNK = 5
 """Tokens of an exported prefill."""
 
-
-MAX_NODES, MAX_STEPS = 6, 3
+MAX_NODES, MAX_STEPS = 5, 3
 """Trees of exports are small: IREE compiles a step for minutes otherwise."""
 
 
