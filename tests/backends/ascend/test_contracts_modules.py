@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.contracts.delta import is_triangle
-from tests.backends.ascend.modules import NAMES, QUICK, pair
+from tests.backends.ascend.modules import QUICK, pair
 
 PROVED_ON_PROGRAMS = {"SPC513", "SPC526", "SPC560", "SPC561"}
 BATCH = 2
@@ -27,10 +27,13 @@ def fields(item: Any) -> list[str]:
     return [name for name, held in pairs for _ in range(1 if isinstance(held, torch.Tensor) else len(held))]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name", [name if name == QUICK[-1] else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+# One of each kind: attention, a drafter's head, a recurrence, both; the programs of all specs are checked elsewhere.
+OTHERS = {("eagle-pangu", "bfloat16"), ("gdn-15m-tree", "bfloat16"), ("qwen3-next-hybrid", "bfloat16")}
+FIRST = (QUICK[-1], "bfloat16")
+CELLS = [FIRST, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in sorted(OTHERS - {FIRST}))]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CELLS)
 def test_graphs_of_a_generated_module_break_no_contract(name: str, dtype: str) -> None:
     both = pair(name, dtype)
     program, module, weights = both.compilation.program, both.ascend.module, both.ascend.weights
