@@ -12,6 +12,7 @@ from specc.check.reduce import reduce
 from specc.check.variations import MAX_VARIATIONS
 from specc.invariants import INVARIANTS
 from specc.spec import fingerprint, load
+from tests.cells import ALL
 
 SPECS = sorted((Path(__file__).resolve().parents[2] / "specs").glob("*.yaml"))
 torch.set_num_threads(1)
@@ -80,15 +81,15 @@ def test_spec_holds_in_a_few_examples(path: Path) -> None:
     assert report.counts["I20"] > 0
 
 
-# One of each way of drafting and accepting gets what `specc check` itself runs, the others a part of it.
-IN_FULL = ("smollm2-rejection", "eagle-pangu", "qwen3-dynamic-tree", "pangu-chain")
+# Drafting and accepting in their fullest get what `specc check` itself runs, the others a part of it.
+IN_FULL = ("smollm2-rejection", "eagle-pangu")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
 def test_spec_holds_and_its_examples_count(path: Path) -> None:
     """200 examples over at most 20 compiled variations, every pass compared at least 20 times, shares of steps met."""
-    examples = 200 if path.stem in IN_FULL else 70
+    examples = 200 if ALL or path.stem in IN_FULL else 60
     report = run(load(path), examples)
     assert report.ok, report.as_text(path.name)
     assert report.examples >= examples

@@ -20,6 +20,7 @@ from specc.lower.assemble import lower
 from specc.program import DecodeProgram
 from specc.spec import load
 from tests.backends.ascend.contract_programs import HALF, SPECS, compiled
+from tests.cells import spread
 
 aten = torch.ops.aten
 
@@ -35,7 +36,9 @@ QUICK = ("gdn-15m-tree", "smollm2-dynamic-tree", "smollm2-plain")
 @pytest.mark.parametrize(
     "name", [path.stem if path.stem in QUICK else pytest.param(path.stem, marks=pytest.mark.slow) for path in SPECS]
 )
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [*spread(["float32", pytest.param("float16", marks=pytest.mark.slow)], 1), "bfloat16"]
+)
 def test_shipped_program_breaks_no_contract(name: str, dtype: str) -> None:
     assert [item.render() for item in found(name, f"runtime.dtype={dtype}")] == []
 

@@ -17,6 +17,7 @@ from specc.check.machines import Bag, Generated, Results, State, copied
 from specc.testing import draft_trees
 from specc.testing.tensors import tree_tensors
 from tests.backends.ascend.modules import NAMES, QUICK, Pair, pair, prompts
+from tests.cells import spread
 
 BOUND = 3e-5
 """Of the largest value: both modules compute in float32, in another order."""
@@ -112,7 +113,9 @@ def test_trees(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "batch"), [(name, (4, 1)[number % 2]) for number, name in enumerate(NAMES)])
+@pytest.mark.parametrize(
+    ("name", "batch"), spread([(name, (4, 1)[number % 2]) for number, name in enumerate(NAMES)], 6)
+)
 @settings(max_examples=3, deadline=None, phases=(Phase.generate,))
 @given(data=st.data())
 def test_trees_of_all_specs(name: str, batch: int, data: st.DataObject) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.backends.ascend.modules import NAMES, QUICK, pair, prompts
+from tests.cells import spread
 
 TOKENS = 14
 BATCHES = (1, 4)
@@ -45,7 +46,7 @@ def test_text_is_the_references_and_the_state_stays_where_it_is(name: str, batch
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in spread(NAMES, 5)]
 )
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     both, texts = pair(name), prompts(4)

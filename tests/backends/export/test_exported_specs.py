@@ -6,26 +6,21 @@ of 1 or 4; exports compute in float32, within the bounds of `specc.check.single`
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from specc.check.example import Example
 from specc.diagnostics import DiagnosticError
 from tests.backends.export.exports import NAMES, exported, run, sessions
+from tests.cells import ALL, spread
 
 # One spec of each kind: attention with a draft model, a recurrence, both, and random numbers.
 SINGLE_ROW = ("qwen3-dynamic-tree", "gdn-15m-tree", "qwen3-next-hybrid", "smollm2-rejection")
 # IREE compiles a spec's steps for most of a minute: `HYPOTHESIS_PROFILE=ci` or `thorough` takes all specs.
-COMPILED = (
-    ("gdn-15m-tree", "qwen3-next-hybrid", "smollm2-rejection", "eagle-pangu", "pangu-chain")
-    if os.environ.get("HYPOTHESIS_PROFILE", "quick") == "quick"
-    else NAMES
-)
+COMPILED = NAMES if ALL else ("qwen3-next-hybrid", "smollm2-rejection", "eagle-pangu")
 CELLS = [
     *(("onnx", name, 4) for name in NAMES),
-    *(("onnx", name, 1) for name in SINGLE_ROW),
+    *(("onnx", name, 1) for name in spread(SINGLE_ROW, 2)),
     *(("mlir", name, 4) for name in COMPILED),
 ]
 NOT_RUN: dict[tuple[str, str], str] = {}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.backends.triton.lockstep import Lockstep
 from tests.backends.triton.modules import Cell, modules
+from tests.cells import spread
 
 QUICK = (
     Cell("llama", "lookup tree", "path, deferred"),
@@ -40,7 +41,7 @@ SLOW = (
 
 def cells() -> list[Any]:
     """All cells of the matrix; most are slow."""
-    slow = [pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in SLOW]
+    slow = [pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in spread(SLOW, 7)]
     return [*(pytest.param(cell, id=str(cell)) for cell in QUICK), *slow]
 
 

@@ -11,6 +11,7 @@ from specc.check.machines import Generated, State
 from specc.check.view import view
 from tests.backends.triton.lockstep import FLOOR, PROMPTS
 from tests.backends.triton.modules import Cell, Modules, modules
+from tests.cells import spread
 
 TOKENS = 8
 QUICK = (Cell("llama", "lookup tree", "path, deferred"), Cell("delta", "lookup tree", "windowed"))
@@ -24,7 +25,7 @@ SLOW = (
 )
 CELLS = [
     *(pytest.param(cell, id=str(cell)) for cell in QUICK),
-    *(pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in SLOW),
+    *(pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in spread(SLOW, 3)),
 ]
 
 

@@ -15,6 +15,7 @@ from specc.testing import draft_trees
 from specc.testing.tensors import tree_tensors
 from tests.backends.triton.lockstep import PROMPTS, STEPS, Lockstep
 from tests.backends.triton.modules import VOCABULARY, Cell, modules
+from tests.cells import spread
 
 CELLS = (Cell("llama", "lookup tree", "path, deferred"), Cell("delta", "lookup tree", "windowed"))
 MORE = (
@@ -66,7 +67,7 @@ def test_trees(cell: Cell, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [*CELLS, *MORE], ids=str)
+@pytest.mark.parametrize("cell", spread([*CELLS, *MORE], 3), ids=str)
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_trees_with_commits_pending(cell: Cell, data: st.DataObject) -> None:
