@@ -12,6 +12,7 @@ from specc.check.findings import CheckFailure, Checks, Finding
 from specc.check.runner import Run
 from specc.check.session import Session
 from specc.spec import load
+from tests.cells import spread
 
 SPECS = Path(__file__).parents[3] / "specs"
 AGAINST = ("naive", "twins", "stages")
@@ -28,7 +29,7 @@ def checked(spec: str, bench: Workbench, examples: int) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["smollm2-prompt-lookup-tree.yaml", "gdn-15m-tree.yaml"])
+@pytest.mark.parametrize("spec", spread(["gdn-15m-tree.yaml", "smollm2-prompt-lookup-tree.yaml"], 1))
 def test_shipped_specs_hold(spec: str) -> None:
     report = checked(spec, bench_of(spec), 3)
     assert report.ok, report.as_text(spec)

@@ -41,7 +41,7 @@ SLOW = (
 
 def cells() -> list[Any]:
     """All cells of the matrix; most are slow."""
-    slow = [pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in spread(SLOW, 7)]
+    slow = [pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in spread(SLOW, 6)]
     return [*(pytest.param(cell, id=str(cell)) for cell in QUICK), *slow]
 
 
