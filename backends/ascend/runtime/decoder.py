@@ -16,11 +16,13 @@ from specc.backends.printing.runtime.abi import SEED, SLOTS, State, Weights
 from specc.backends.printing.runtime.decoder import (
     Generation,
     Step,
-    collect,
+    generation,
     padded,
     row_keys,
+    step_of,
 )
 from specc.backends.printing.runtime.loader import load_weights
+from specc.backends.printing.runtime.rows import clear
 
 
 def unpack(read: Tensor) -> dict[str, Tensor]:
@@ -32,12 +34,6 @@ def unpack(read: Tensor) -> dict[str, Tensor]:
         parts[name] = part if columns else part.squeeze(1)
         place += max(columns, 1)
     return parts
-
-
-def clear(state: State) -> None:
-    """Every row as `init_state` makes it: finished, nothing committed."""
-    for value, slot in zip(state, SLOTS.values(), strict=True):
-        value.fill_(slot.fill)
 
 
 class Decoder:
@@ -180,17 +176,7 @@ class Decoder:
         ended = time.perf_counter()
         self._pending = PENDING
         parts = unpack(read)
-        counts, tokens = parts["emitted"].tolist(), parts["emitted_tokens"].tolist()
-        return Step(
-            tokens=parts["tokens"],
-            parent=parts.get("parent"),
-            valid=parts.get("valid"),
-            path=parts["path"],
-            accept_length=parts["accept_length"],
-            bonus=parts["bonus"],
-            emitted=[row[:count] for row, count in zip(tokens, counts, strict=True)],
-            seconds={"step": ended - began},
-        )
+        return step_of(parts, ended - began)
 
     def plain_step(self) -> list[list[int]]:
         """One step without drafts; returns the new token of every row that is not finished."""
@@ -219,19 +205,12 @@ class Decoder:
         `on_tokens(row, tokens)` is called as soon as a row has new tokens. With
         `speculative=False` the same model decodes one token at a time.
         """
-        began = time.perf_counter()
-        first = self.start(input_ids, max_new_tokens, seed=seed, requests=requests)
-        prefilled = time.perf_counter()
-        steps: list[Step] = []
-
-        def advance() -> list[list[int]]:
-            if not speculative:
-                return self.plain_step()
-            steps.append(self.step())
-            return steps[-1].emitted
-
-        # A step's record says who is finished: the device is not asked again.
-        tokens = collect(first, lambda: bool(self._finished.all()), advance, on_tokens)
-        self.flush()
-        ended = time.perf_counter()
-        return Generation(tokens, steps, prefilled - began, ended - prefilled)
+        return generation(
+            lambda: self.start(input_ids, max_new_tokens, seed=seed, requests=requests),
+            self.step if speculative else None,
+            self.plain_step,
+            # A step's record says who is finished: the device is not asked again.
+            lambda: bool(self._finished.all()),
+            self.flush,
+            on_tokens,
+        )

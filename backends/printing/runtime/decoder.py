@@ -129,6 +129,47 @@ def collect(
     return tokens
 
 
+def generation(
+    start: Callable[[], list[int]],
+    step: Callable[[], Step] | None,
+    plain_step: Callable[[], list[list[int]]],
+    finished: Callable[[], bool],
+    end: Callable[[], None],
+    on_tokens: Callable[[int, list[int]], None] | None,
+) -> Generation:
+    """Whole texts: `start`, then `step` (None: `plain_step`) until all are `finished`, then `end`; timed."""
+    began = time.perf_counter()
+    first = start()
+    prefilled = time.perf_counter()
+    steps: list[Step] = []
+
+    def advance() -> list[list[int]]:
+        if step is None:
+            return plain_step()
+        steps.append(step())
+        return steps[-1].emitted
+
+    tokens = collect(first, finished, advance, on_tokens)
+    end()
+    ended = time.perf_counter()
+    return Generation(tokens, steps, prefilled - began, ended - prefilled)
+
+
+def step_of(parts: dict[str, Tensor], seconds: float) -> Step:
+    """A step from the fields of its record, for decoders that read a whole step at once."""
+    counts, tokens = parts["emitted"].tolist(), parts["emitted_tokens"].tolist()
+    return Step(
+        tokens=parts["tokens"],
+        parent=parts.get("parent"),
+        valid=parts.get("valid"),
+        path=parts["path"],
+        accept_length=parts["accept_length"],
+        bonus=parts["bonus"],
+        emitted=[row[:count] for row, count in zip(tokens, counts, strict=True)],
+        seconds={"step": seconds},
+    )
+
+
 class Decoder:
     """Generates text with one set of weights. Re-usable; `close` releases the memory."""
 
@@ -262,20 +303,15 @@ class Decoder:
         `on_tokens(row, tokens)` is called as soon as a row has new tokens. With
         `speculative=False` the same model decodes one token at a time.
         """
-        began = time.perf_counter()
-        first = self.start(input_ids, max_new_tokens, seed=seed, requests=requests)
-        prefilled = time.perf_counter()
-        steps: list[Step] = []
-
-        def advance() -> list[list[int]]:
-            if not speculative:
-                return self.plain_step()
-            steps.append(self.step())
-            return steps[-1].emitted
-
-        tokens = collect(
-            first, lambda: bool(self.state.finished.all()), advance, on_tokens
+        return generation(
+            lambda: self.start(input_ids, max_new_tokens, seed=seed, requests=requests),
+            self.step if speculative else None,
+            self.plain_step,
+            lambda: bool(self.state.finished.all()),
+            self._end,
+            on_tokens,
         )
+
+    def _end(self) -> None:
+        """Apply what the last step may have left pending."""
         self._state = flush(self.state)
-        ended = time.perf_counter()
-        return Generation(tokens, steps, prefilled - began, ended - prefilled)

@@ -59,3 +59,9 @@ def reset(state: State, rows: Sequence[int]) -> State:
         else:
             parts.append(value.index_fill(slot.batch_dim, index, slot.fill))
     return State(*parts)
+
+
+def clear(state: State) -> None:
+    """Every row as `init_state` makes it: finished, nothing committed."""
+    for value, slot in zip(state, SLOTS.values(), strict=True):
+        value.fill_(slot.fill)

@@ -34,12 +34,6 @@ def take_over(state: State, made: State) -> None:
             value.copy_(new)
 
 
-def clear(state: State) -> None:
-    """Every row as `init_state` makes it: finished, nothing committed."""
-    for value, slot in zip(state, SLOTS.values(), strict=True):
-        value.fill_(slot.fill)
-
-
 def first_rows(state: State, batch: int) -> State:
     """Views of the first `batch` rows."""
     if state.length.shape[0] == batch:
