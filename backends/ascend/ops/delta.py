@@ -25,6 +25,25 @@ from specc.backends.ascend.ops.rows import rows_in_order, take_rows
 LONGEST_CHUNK = 64
 
 
+def solved_tree(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What `solve` gives for all nodes, the normed keys [Z,N,K] and the state's matrices [Z,V,K], Z = B HV."""
+    dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
+    x = key_rows(unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes))
+    across, keys, before = x.transpose(1, 2), x.narrow(1, nodes, nodes), matrices(state)
+    gram, old = torch.bmm(keys, across), torch.bmm(before, across)
+    seen = tree_mask(v, mask, heads)
+    decays, rates = numbers([g, beta], dtype)
+    return solve(gram, old, columns(v.to(dtype)), path_sums(decays, seen), rates, seen), keys, before
+
+
 def delta_rule_verify(
     state: torch.Tensor,
     q: torch.Tensor,
@@ -40,14 +59,8 @@ def delta_rule_verify(
 
     state [B,HV,V,K]; q, k [B,N,H,K] raw, v [B,N,HV,V], g, beta [B,N,HV]; mask bool [B,N,N] (None: a chain).
     """
-    dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
-    x = key_rows(unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes))
-    across = x.transpose(1, 2)
-    gram = torch.bmm(x.narrow(1, nodes, nodes), across)
-    old = torch.bmm(matrices(state), across)
-    seen = tree_mask(v, mask, heads)
-    decays, rates = numbers([g, beta], dtype)
-    o, u, _, _ = solve(gram, old, columns(v.to(dtype)), path_sums(decays, seen), rates, seen)
+    dtype, heads = state.dtype, state.shape[1]
+    (o, u, _, _), _, _ = solved_tree(state, q, k, v, g, beta, mask)
     return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)
 
 
@@ -64,12 +77,7 @@ def delta_rule_verify_states(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`delta_rule_verify` that also returns every node's state [B,N,HV,V,K]: e^G S + sum_j e^(G - G_j) u_j k_j^T."""
     dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
-    x = key_rows(unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes))
-    across, keys, before = x.transpose(1, 2), x.narrow(1, nodes, nodes), matrices(state)
-    gram, old = torch.bmm(keys, across), torch.bmm(before, across)
-    seen = tree_mask(v, mask, heads)
-    decays, rates = numbers([g, beta], dtype)
-    o, u, ratio, decay = solve(gram, old, columns(v.to(dtype)), path_sums(decays, seen), rates, seen)
+    (o, u, ratio, decay), keys, before = solved_tree(state, q, k, v, g, beta, mask)
     size, values, width = before.shape
     shares = u.unsqueeze(1) * ratio.transpose(1, 2).unsqueeze(2)
     added = torch.bmm(shares.reshape(size, nodes * values, nodes), keys).reshape(size, nodes, values, width)
