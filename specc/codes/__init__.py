@@ -19,6 +19,7 @@ from specc.codes.internal import INTERNAL_CODES
 from specc.codes.ir import IR_CODES
 from specc.codes.loading import LOADING_CODES
 from specc.codes.semantic import SEMANTIC_CODES
+from specc.codes.trace import TRACE_CODES
 from specc.codes.train import TRAIN_CODES
 
 __all__ = ["CODES", "Code"]
@@ -41,6 +42,7 @@ CODES: Mapping[str, Code] = _registry(
     IR_CODES,
     CHECKPOINT_CODES,
     TRAIN_CODES,
+    TRACE_CODES,
     CHECK_CODES,
     ASCEND_CODES,
     INTERNAL_CODES,

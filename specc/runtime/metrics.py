@@ -12,10 +12,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from specc.runtime.generate import BatchResult, RequestResult
+if TYPE_CHECKING:  # these import torch, which the numbers of a trace file don't need
+    from specc.runtime.generate import BatchResult, RequestResult
+    from specc.runtime.trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,19 @@ class Metrics:
 
 def request_metrics(results: Sequence[RequestResult], seconds: float) -> Metrics:
     """The metrics of these requests, whose steps took `seconds`."""
-    steps = [trace for result in results for trace in result.traces if trace.step > 0]
-    deepest = max((trace.accept_length for trace in steps), default=0)
+    found = step_metrics([trace for result in results for trace in result.traces], seconds)
     tokens = sum(len(result.tokens) for result in results)
+    # Plain decoding has tokens and no traces.
+    return replace(found, tokens=tokens, decoded=tokens - sum(1 for result in results if result.tokens))
+
+
+def step_metrics(traces: Sequence[StepTrace], seconds: float) -> Metrics:
+    """The metrics of these steps, prefills among them, all but which took `seconds`."""
+    steps = [trace for trace in traces if trace.step > 0]
+    deepest = max((trace.accept_length for trace in steps), default=0)
     return Metrics(
-        tokens=tokens,
-        decoded=tokens - sum(1 for result in results if result.tokens),
+        tokens=sum(len(trace.emitted) for trace in traces),
+        decoded=sum(len(trace.emitted) for trace in steps),
         seconds=seconds,
         steps=len(steps),
         drafted=sum(len(trace.drafted) - 1 for trace in steps),

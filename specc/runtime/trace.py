@@ -1,16 +1,7 @@
 """Traces: what every step drafted and accepted, one JSON object per line.
 
-Schema `specc.trace/1`, keys sorted, one line per (request, step), in the order in which they happened:
-
-- `schema`: "specc.trace/1"; keys may be added under the same number, never changed or removed.
-- `request`: number of the request in this run, from 0; `name`: its prompt's name.
-- `step`: 0 is the prefill, which emits one token and drafts none; steps follow from 1.
-- `drafted`: token ids of the valid nodes, the root first; `parent`: their parents' node numbers, -1 for the root.
-  Both are empty for the prefill.
-- `path`: accepted nodes from the root (0) on; `accept_length`: how many of them were drafted;
-  `bonus`: the token that the target added; `emitted`: the new tokens of the step, the bonus last.
-- `seed`: the seed of the run; `spec`, `pipeline`: fingerprints (sha256) of the resolved spec and of its passes.
-- `timing`: seconds per stage, for the whole batch. The only key that differs between two runs of the same command.
+The schema, `specc.trace/1`, is written down in specc/trace/TRACE.md and checked by specc/trace/schema.py. Keys are
+sorted; there is one line per (request, step), in the order in which they happened.
 
 The text of a request is the concatenation of its `emitted`.
 """
@@ -21,12 +12,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specc.output import write_text
-from specc.runtime.module import StepRecord
+from specc.trace.schema import SCHEMA
 
-SCHEMA = "specc.trace/1"
+if TYPE_CHECKING:  # it imports torch, which the command that reads traces doesn't need
+    from specc.runtime.module import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
