@@ -39,4 +39,18 @@ TRAIN_CODES: tuple[Code, ...] = (
         "`--device cuda` needs a torch with CUDA and a GPU that it can use. `--device cpu` is the default.",
         "specc train target --device cuda --out model (on a machine without a GPU)",
     ),
+    Code(
+        "SPC477",
+        "drafters are not trained for targets of this family",
+        "Training text and features come from the target in plain torch, which knows the families llama, qwen3, pangu "
+        "and gated_deltanet.",
+        "specc train draft SPEC --model DIR, where DIR holds a qwen3_next checkpoint",
+    ),
+    Code(
+        "SPC478",
+        "the folder is not a store of training text, or one of another target",
+        "A store of training text has index.json and the shards that it names. A run goes on in a store that was begun "
+        "with the same target and the same options only; remove the folder to make it anew.",
+        "specc train draft SPEC --model DIR --out DIR, where DIR/text was made with another model",
+    ),
 )
