@@ -103,8 +103,8 @@ def synthetic(session: Session, trees: Sequence[DraftTree], seed: int) -> None:
 
 def _features(session: Session, rows: int) -> Tensor | None:
     """Features that accept does not look at."""
-    spec, target = session.subject.spec, session.subject.spec.target.geometry
-    if spec.draft.method != "eagle3":
+    spec = session.subject.spec
+    head = spec.eagle_geometry
+    if head is None:
         return None
-    width = len(spec.draft.aux_hidden_state_layer_ids) * target.hidden_size
-    return torch.zeros((rows, spec.num_nodes, width), dtype=torch.float64)
+    return torch.zeros((rows, spec.num_nodes, head.num_aux_layers * head.feature_size), dtype=torch.float64)

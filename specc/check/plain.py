@@ -23,8 +23,8 @@ NOTHING = torch.zeros(0)
 @dataclass(frozen=True, slots=True)
 class PlainOutput:
     """logits [R,T,V], and one entry per layer: hidden states before and after it [R,T,H]; of attention layers K (after
-    rope) and V rows [R,T,Hkv,D]; of recurrent layers the inputs of the convolution [R,T,C] and the state after every
-    token [R,T,HV,V,K]. What a layer does not have is an empty tensor."""
+    rope) and V rows [R,T,Hkv,D]; of recurrent layers the inputs of the convolution [R,T,C], the state after every
+    token [R,T,HV,V,K] and what is read out of it [R,T,HV V]. What a layer does not have is an empty tensor."""
 
     logits: Tensor
     keys: tuple[Tensor, ...]
@@ -33,6 +33,7 @@ class PlainOutput:
     outputs: tuple[Tensor, ...]
     mixed: tuple[Tensor, ...] = ()
     states: tuple[Tensor, ...] = ()
+    readouts: tuple[Tensor, ...] = ()
 
 
 def _frequency(number: int, rotary_dim: int, theta: float, scaling: RopeScaling | None) -> float:
@@ -105,7 +106,7 @@ class _Stack:
         if geometry.qk_norm:
             q, k = self.norm(q, w["q_norm"]), self.norm(k, w["k_norm"])
         q, k = rotate(q, geometry), rotate(k, geometry)
-        self.keep(keys=k, values=v, mixed=NOTHING, states=NOTHING)
+        self.keep(keys=k, values=v, mixed=NOTHING, states=NOTHING, readouts=NOTHING)
         attended = attention(q, k, v, self.window)
         return w.project(attended if gate is None else attended / (1 + (-gate).exp()), "o_proj")
 
@@ -113,8 +114,8 @@ class _Stack:
         """x [R,T,H] -> what a Gated DeltaNet layer adds."""
         delta = self.geometry.delta
         assert delta is not None
-        out, mixed, states = delta_layer(x, w, delta)
-        self.keep(keys=NOTHING, values=NOTHING, mixed=mixed, states=states)
+        out, mixed, states, readouts = delta_layer(x, w, delta)
+        self.keep(keys=NOTHING, values=NOTHING, mixed=mixed, states=states, readouts=readouts)
         return out
 
     def layer(self, x: Tensor, w: Named, number: int) -> Tensor:

@@ -103,8 +103,9 @@ def rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[
     return torch.stack(outputs, 1), torch.stack(states, 1)
 
 
-def delta_layer(x: Tensor, w: Named, delta: DeltaGeometry) -> tuple[Tensor, Tensor, Tensor]:
-    """x [R,T,H] -> what the layer adds [R,T,H], the convolution's inputs [R,T,C], states [R,T,HV,V,K]."""
+def delta_layer(x: Tensor, w: Named, delta: DeltaGeometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x [R,T,H] -> what the layer adds [R,T,H], the convolution's inputs [R,T,C], states [R,T,HV,V,K], and what is read
+    out of them [R,T,HV V] (normed and gated)."""
     mixed, gate, a, b = _grouped(x, w, delta) if delta.grouped else _separate(x, w, delta)
     convolved = silu(mixed)
     if delta.conv_size:
@@ -119,8 +120,8 @@ def delta_layer(x: Tensor, w: Named, delta: DeltaGeometry) -> tuple[Tensor, Tens
     beta = sigmoid(b) * (2 if delta.allow_neg_eigval else 1)
     o, states = rule(unit(q)[:, :, owner] / delta.key_dim**0.5, unit(k)[:, :, owner], v, decay, beta)
     normed = o / (o.pow(2).mean(-1, keepdim=True) + delta.norm_eps).sqrt() * w["o_norm"]
-    out = normed if gate is None else normed * silu(gate)
-    return w.project(out.flatten(2), "o_proj"), mixed, states
+    read = (normed if gate is None else normed * silu(gate)).flatten(2)
+    return w.project(read, "o_proj"), mixed, states, read
 
 
 def mixture_of_experts(x: Tensor, w: Named, moe: MoeGeometry) -> Tensor:

@@ -48,7 +48,8 @@ class PlainHead:
     def features(self, text: Sequence[int]) -> Tensor:
         """The target's aux features [T,F] at every position of a text."""
         plain = self.target.forward([text])
-        chosen = plain.inputs if self.spec.draft.aux_hidden_state_of == "input" else plain.outputs
+        kinds = {"input": plain.inputs, "output": plain.outputs, "readout": plain.readouts}
+        chosen = kinds[self.spec.draft.aux_hidden_state_of or "output"]
         return torch.cat([chosen[layer][0] for layer in self.spec.draft.aux_hidden_state_layer_ids], -1)
 
     def rows(self, hidden: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

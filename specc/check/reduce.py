@@ -127,9 +127,10 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
         small["config"] |= {key: target[key] for key in same} if _attends_only(target) else {}
     if draft["method"] == "eagle3":
         small["config"] = _head(draft["config"], target, head_dim)
-        layers = target["num_hidden_layers"]
-        wanted = len(draft["aux_hidden_state_layer_ids"])
-        small["aux_hidden_state_layer_ids"] = list(range(min(layers, wanted)))
+        kinds = target.get("layer_types", ())
+        attends = draft["aux_hidden_state_of"] == "readout" and kinds
+        layers = [n for n in range(target["num_hidden_layers"]) if not attends or kinds[n] == "linear_attention"]
+        small["aux_hidden_state_layer_ids"] = layers[: len(draft["aux_hidden_state_layer_ids"])]
     small["num_steps"] = min(draft["num_steps"], MAX_DEPTH)
     small["num_speculative_tokens"] = min(draft["num_speculative_tokens"], MAX_NODES - 1)
     if draft["tree"] == "static":

@@ -173,8 +173,9 @@ def _methods(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     if draft["method"] in ("draft_model", "eagle3"):
         yield "draft.window", {"draft.window": 0 if draft.get("window") else 5}
     if draft["method"] == "eagle3":
-        other = "input" if draft.get("aux_hidden_state_of") == "output" else "output"
-        yield f"draft.aux_hidden_state_of={other}", {"draft.aux_hidden_state_of": other}
+        for other in ("readout", "input", "output"):
+            if other != draft.get("aux_hidden_state_of"):
+                yield f"draft.aux_hidden_state_of={other}", {"draft.aux_hidden_state_of": other}
     if accept["method"] == "rejection":
         yield "rule=target_only", {"accept.rule": "target_only"}
         yield "rule=true_q", {"accept.rule": "true_q"}

@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specc.lower.drafts.state import head_geometry
+from specc.lower.drafts.state import head_geometry, head_weight_table
 from specc.models.geometry import Geometry
 from specc.models.random_weights import random_weights
-from specc.models.weights import WeightEntry, eagle3_weight_table, weight_table
+from specc.models.weights import weight_table
 from specc.program import DecodeProgram, Weight
 from specc.spec import Spec
 
@@ -77,24 +77,12 @@ def noisy_copy(target: Mapping[str, Value], layers: int, seed: int) -> dict[str,
     return made
 
 
-def _head_table(spec: Spec) -> tuple[tuple[WeightEntry, ...], Geometry]:
-    head = spec.eagle_geometry
-    assert head is not None
-    own = head_geometry(head)
-    table = eagle3_weight_table(
-        own,
-        draft_vocab_size=head.draft_vocab_size,
-        target_vocab_size=head.vocab_size,
-        target_hidden_size=head.target_hidden_size,
-        num_aux_layers=head.num_aux_layers,
-    )
-    return table, own
-
-
 def head_weights(spec: Spec, seed: int) -> dict[str, Value]:
     """A random EAGLE-3 head, its vocabulary tables included."""
-    table, geometry = _head_table(spec)
-    drawn = random_weights(table, geometry, seed + 2, torch.float64, include_optional=True)
+    head = spec.eagle_geometry
+    assert head is not None
+    table = head_weight_table(head)
+    drawn = random_weights(table, head_geometry(head), seed + 2, torch.float64, include_optional=True)
     made: dict[str, Value] = {}
     for name, value in drawn.items():
         one = value if isinstance(value, Tensor) else value[0]

@@ -119,6 +119,14 @@ MODEL_CODES: tuple[Code, ...] = (
         SPEC_START + "draft: {method: draft_model, family: gated_deltanet, checkpoint: head}\n",
     ),
     Code(
+        "SPC129",
+        "the readout of a layer without a state",
+        "`aux_hidden_state_of: readout` gives the head what recurrent layers read out of their state: the delta rule's "
+        "output after head norm and gate, the input of o_proj. Attention layers have no state; of them the head can "
+        "have the `output` or the `input`.",
+        _EAGLE + "aux_hidden_state_layer_ids: [0, 1], aux_hidden_state_of: readout}\n",
+    ),
+    Code(
         "SPC135",
         "a stop token outside the vocabulary",
         "Token ids are 0 to vocab_size - 1. An id beyond them would never be produced, so nothing would stop.",

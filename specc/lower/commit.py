@@ -135,7 +135,7 @@ def lower_commit(ctx: LowerContext, config: CommitConfig, draft: DraftConfig) ->
     b.update("finished", b.call(aten.logical_or.default, b.slot("finished"), stopped, name="new_finished"))
     features = path = None
     if ctx.aux_layers:
-        width = len(ctx.aux_layers) * ctx.target.geometry.hidden_size
+        width = len(ctx.aux_layers) * ctx.target.geometry.feature_size(ctx.aux_of)
         features = b.input("features", (BATCH, ctx.nodes, width), ctx.dtype)
         path = _path(b, ctx)
     with b.spec("draft"):

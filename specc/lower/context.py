@@ -17,9 +17,9 @@ class LowerContext:
     """Numbers and declarations of one lowering.
 
     `nodes` counts the root (N); `max_path` is num_steps + 1, the rows of the longest accepted path with the
-    root; `capacity` is max_sequence_length + N cache rows. `aux_layers` are 0-based layer numbers whose input
-    (`aux_of == "input"`) or output is recorded as features; empty when the drafter needs none. `state_commit` is None
-    for targets without recurrent layers.
+    root; `capacity` is max_sequence_length + N cache rows. `aux_layers` are 0-based layer numbers of which
+    `aux_of` ("input", "output", of recurrent layers "readout") is recorded as features; empty when the drafter needs
+    none. `state_commit` is None for targets without recurrent layers.
     """
 
     slots: Mapping[str, Slot]

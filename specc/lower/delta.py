@@ -19,8 +19,9 @@ Recur = Callable[[Node, Node, Node], Node]
 
 def delta_layer(
     b: GraphBuilder, hidden: Node, w: Mapping[str, Node], geometry: Geometry, dtype: torch.dtype, recur: Recur
-) -> Node:
-    """The normed input [B,M,H] -> what the layer adds to the residual stream (Yang et al., 2024, figure 1).
+) -> tuple[Node, Node]:
+    """The normed input [B,M,H] -> what the layer adds to the residual stream (Yang et al., 2024, figure 1), and its
+    readout [B,M,HV V]: the rule's output after head norm and gate, of which the sum is a projection.
 
     `dtype` is the recurrent state's: decay and beta are computed in it.
     """
@@ -30,7 +31,8 @@ def delta_layer(
     normed = norm(b, o, w["o_norm"], delta.norm_eps, "head_norm")
     if gate is not None:
         normed = b.call(aten.mul.Tensor, normed, b.call(aten.silu.default, gate), name="gated")
-    return linear(b, b.call(aten.flatten.using_ints, normed, -2, -1), w, "o_proj")
+    readout = b.call(aten.flatten.using_ints, normed, -2, -1, name="readout")
+    return linear(b, readout, w, "o_proj"), readout
 
 
 def _projections(

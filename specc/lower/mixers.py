@@ -70,7 +70,8 @@ def tables(
 
 @dataclass(slots=True)
 class Mixer:
-    """One position inside the loop over layers of one token; `written` collects its carried values afterwards."""
+    """One position inside the loop over layers of one token; `written` collects its carried values afterwards,
+    `readout` is what a recurrent layer read out of its state [B,1,HV V]."""
 
     b: BodyBuilder
     ctx: LowerContext
@@ -78,12 +79,15 @@ class Mixer:
     weights: dict[str, Node]
     tail: tuple[float, int, bool]
     written: dict[str, Node] = field(default_factory=dict)
+    readout: Node | None = None
 
     def __call__(self, hidden: Node) -> Node:
         """The normed input [B,1,H] -> what the layer adds to the residual stream."""
         geometry = self.ctx.target.geometry
         if self.position.recurrent:
-            return delta_layer(self.b, hidden, self.weights, geometry, self.ctx.state_dtype, self.recur)
+            dtype = self.ctx.state_dtype
+            added, self.readout = delta_layer(self.b, hidden, self.weights, geometry, dtype, self.recur)
+            return added
         rotary = (self.b["cos"], self.b["sin"])
         return attention_layer(self.b, hidden, self.weights, geometry, rotary, self.attend)
 

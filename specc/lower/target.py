@@ -34,14 +34,6 @@ class TokenRows:
     tables: dict[str, Node]
 
 
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    """The residual stream before and after each position's layers [trips,B,1,H], where features are wanted."""
-
-    before: dict[int, Node]
-    after: dict[int, Node]
-
-
 def _path_tables(b: StepBuilder, ctx: LowerContext, tokens: Node, rows: int) -> dict[str, Node]:
     """Every node's depth and padded path, for trees with attention layers."""
     shape = [-1, rows, ctx.max_path]
@@ -56,8 +48,9 @@ SHARED = ("length", "batch", "positions", "own", "own_valid", "parent_or_committ
 
 def _layer_loop(
     outer: BodyBuilder, ctx: LowerContext, x: Node, carried: list[str], window: int
-) -> tuple[Node, dict[str, Node], _Streams]:
-    """The loop over layers of one token: x after the last layer, what it carried, the streams of aux layers."""
+) -> tuple[Node, dict[str, Node], dict[int, Node]]:
+    """The loop over layers of one token: x after the last layer, what it carried, and by position in the period what
+    aux layers show of themselves [trips,B,1,F]."""
     model = ctx.target
     names = model.layer_weights
     caches = [name for name in outer.inside if name.endswith(("k_cache", "v_cache"))]
@@ -65,7 +58,7 @@ def _layer_loop(
     invariant = {name: outer[name] for name in SHARED if name in outer.inside} | {"token": outer.index}
     b = BodyBuilder("layer", carried={"x": x}, sliced=sliced, invariant=invariant, keys=outer.keys)
     written: dict[str, Node] = {}
-    streams: dict[str, Node] = {}
+    shown: dict[int, Node] = {}
     out = b["x"]
     for position in positions(model.geometry):
         before = out
@@ -75,15 +68,20 @@ def _layer_loop(
             out = residual_layer(b, before, weights, model.geometry, mixer, position.layer.moe)
         written |= mixer.written
         if position.index in {layer % model.geometry.period for layer in ctx.aux_layers}:
-            streams[f"before_{position.index}"], streams[f"after_{position.index}"] = before, out
-    results = b.close(outer, model.trips, [out, *written.values(), *streams.values()], "layers")
-    kept = dict(zip([*written, *streams], results[1:], strict=True))
-    return results[0], {name: kept[name] for name in written}, _split(kept, streams)
+            shown[position.index] = _shown(ctx, before, out, mixer)
+    results = b.close(outer, model.trips, [out, *written.values(), *shown.values()], "layers")
+    first = 1 + len(written)
+    return results[0], dict(zip(written, results[1:first], strict=True)), dict(zip(shown, results[first:], strict=True))
 
 
-def _split(kept: dict[str, Node], streams: dict[str, Node]) -> _Streams:
-    places = {int(name.rsplit("_", 1)[1]) for name in streams}
-    return _Streams({i: kept[f"before_{i}"] for i in places}, {i: kept[f"after_{i}"] for i in places})
+def _shown(ctx: LowerContext, before: Node, after: Node, mixer: Mixer) -> Node:
+    """What a layer shows a drafter: the residual stream before or after it, or its readout. Raises ValueError for the
+    readout of an attention layer, which specs cannot ask for."""
+    if ctx.aux_of != "readout":
+        return before if ctx.aux_of == "input" else after
+    if mixer.readout is None:
+        raise ValueError(f"layer {mixer.position.index} of the period has no state to read out")
+    return mixer.readout
 
 
 def _scale(ctx: LowerContext, position: Position) -> float:
@@ -115,11 +113,11 @@ def _own_path(b: BodyBuilder, max_path: int) -> Node:
     return depth
 
 
-def _features(b: BodyBuilder, ctx: LowerContext, streams: _Streams) -> Node | None:
+def _features(b: BodyBuilder, ctx: LowerContext, shown: dict[int, Node]) -> Node | None:
     if not ctx.aux_layers:
         return None
-    chosen, period = streams.before if ctx.aux_of == "input" else streams.after, ctx.target.geometry.period
-    parts = [b.call(aten.select.int, chosen[layer % period], 0, layer // period) for layer in ctx.aux_layers]
+    period = ctx.target.geometry.period
+    parts = [b.call(aten.select.int, shown[layer % period], 0, layer // period) for layer in ctx.aux_layers]
     return b.call(aten.cat.default, parts, -1, name="features")
 
 
@@ -181,8 +179,8 @@ def token_loop(
     body = BodyBuilder("token", carried=carried, sliced=sliced, invariant=invariant, keys=b.keys)
     _place(body, ctx, tree)
     x = body.call(aten.embedding.default, body["embedding"], body["token"], name="embedded")
-    hidden, written, streams = _layer_loop(body, ctx, x, list(layered), 0)
-    features = _features(body, ctx, streams)
+    hidden, written, shown = _layer_loop(body, ctx, x, list(layered), 0)
+    features = _features(body, ctx, shown)
     body.inside |= written
     stacked = [hidden] if features is None else [hidden, features]
     out = body.close(b, trip, [*(body.inside[name] for name in carried), *stacked], "tokens")

@@ -44,7 +44,12 @@ class DeltaGeometry:
     @property
     def conv_channels(self) -> int:
         """C = 2 H K + HV V."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        return 2 * self.num_key_heads * self.key_dim + self.readout_size
+
+    @property
+    def readout_size(self) -> int:
+        """HV V: what a layer reads out of its state, after head norm and gate; the input of its output projection."""
+        return self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,15 @@ class Geometry:
         """Whether some layer has a recurrent state."""
         return "delta" in self.layer_types
 
+    def feature_size(self, of: str) -> int:
+        """Width of one layer's feature for a drafter: `of` "readout" or a hidden state. Raises ValueError for the
+        readout of a stack without recurrent layers."""
+        if of != "readout":
+            return self.hidden_size
+        if self.delta is None:
+            raise ValueError(f"family {self.family} has no recurrent layers to read out")
+        return self.delta.readout_size
+
     @property
     def layers(self) -> tuple[Layer, ...]:
         """What each layer is made of."""
@@ -129,11 +143,13 @@ class Layer:
 class EagleGeometry:
     """Sizes of an EAGLE-3 head (arXiv:2503.01840): fc over target features, then one decoder layer.
 
-    `fc` maps num_aux_layers * target_hidden_size to hidden_size; q, k and v read 2 * hidden_size (the token
-    embedding beside the feature); lm_head has draft_vocab_size rows, of vocab_size target tokens.
+    `fc` maps num_aux_layers * feature_size to hidden_size; q, k and v read 2 * hidden_size (the token embedding
+    beside the feature); lm_head has draft_vocab_size rows, of vocab_size target tokens. `feature_size` is what one
+    target layer gives: target_hidden_size, or the width of a recurrent layer's readout.
     """
 
     target_hidden_size: int
+    feature_size: int
     num_aux_layers: int
     hidden_size: int
     intermediate_size: int

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
-from specc.lower.drafts.state import head_geometry
+from specc.lower.drafts.state import head_weight_table
 from specc.models.checkpoint import check_checkpoint
 from specc.models.families import checkpoint_geometry
 from specc.models.geometry import Geometry
-from specc.models.weights import eagle3_weight_table, weight_table
+from specc.models.weights import weight_table
 from specc.models.written_config import written_config
 from specc.runtime.cache import is_complete, model_folder
 from specc.runtime.fetch import MODELS, known_model
@@ -60,14 +60,7 @@ def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
         _raise_all(geometry_differences(loaded, geometry, folder, "draft"))
         check_checkpoint(folder, weight_table(geometry), geometry.num_hidden_layers)
     if eagle is not None:
-        table = eagle3_weight_table(
-            head_geometry(eagle),
-            draft_vocab_size=eagle.draft_vocab_size,
-            target_vocab_size=eagle.vocab_size,
-            target_hidden_size=eagle.target_hidden_size,
-            num_aux_layers=eagle.num_aux_layers,
-        )
-        check_checkpoint(folder, table, 1)
+        check_checkpoint(folder, head_weight_table(eagle), 1)
 
 
 def geometry_differences(loaded: LoadedSpec, expected: Geometry, folder: Path, section: str) -> Iterator[Diagnostic]:

@@ -77,8 +77,10 @@ class Draft(Section):
     aux_hidden_state_layer_ids: tuple[Annotated[int, Field(ge=0, lt=4096)], ...] = Field(
         default=(), max_length=8, description="eagle3: target layers whose hidden states feed the head"
     )
-    aux_hidden_state_of: Literal["output", "input"] | None = Field(
-        default=None, description="eagle3: the output or the input of those layers (projects differ by one)"
+    aux_hidden_state_of: Literal["output", "input", "readout"] | None = Field(
+        default=None,
+        description="eagle3: the output or the input of those layers (projects differ by one), or, of recurrent "
+        "layers, what they read out of their state",
     )
     window: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
         default=0, description="context window of the drafter in tokens, 0: all"
@@ -243,6 +245,7 @@ class Spec(Section):
             self.target.config.hidden_size,
             self.target.config.vocab_size,
             len(self.draft.aux_hidden_state_layer_ids),
+            self.target.geometry.feature_size(self.draft.aux_hidden_state_of or "output"),
         )
 
 

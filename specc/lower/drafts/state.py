@@ -15,7 +15,7 @@ from specc.lower.drafts.model import draft_model
 from specc.lower.step import StepBuilder
 from specc.lower.transformer import ModelInfo
 from specc.models.geometry import EagleGeometry, Geometry
-from specc.models.weights import eagle3_weight_table, weight_table
+from specc.models.weights import WeightEntry, eagle3_weight_table, weight_table
 from specc.program import Slot, Weight
 
 aten = torch.ops.aten
@@ -45,6 +45,17 @@ def head_geometry(eagle: EagleGeometry) -> Geometry:
     )
 
 
+def head_weight_table(eagle: EagleGeometry) -> tuple[WeightEntry, ...]:
+    """The weights of an EAGLE-3 head of these sizes, its vocabulary tables included."""
+    return eagle3_weight_table(
+        head_geometry(eagle),
+        draft_vocab_size=eagle.draft_vocab_size,
+        target_vocab_size=eagle.vocab_size,
+        feature_size=eagle.feature_size,
+        num_aux_layers=eagle.num_aux_layers,
+    )
+
+
 def drafter_geometry(draft: DraftConfig) -> Geometry | None:
     """The drafter's decoder layers; None for methods without weights. Raises ValueError if they are not given."""
     if not draft.has_weights:
@@ -67,19 +78,12 @@ def draft_weights(draft: DraftConfig, dtype: torch.dtype) -> dict[str, Weight]:
     if draft.eagle is None:
         return declare_weights(weight_table(geometry), geometry.num_hidden_layers, dtype, prefix=PREFIX)
     head = draft.eagle
-    entries = eagle3_weight_table(
-        geometry,
-        draft_vocab_size=head.draft_vocab_size,
-        target_vocab_size=head.vocab_size,
-        target_hidden_size=head.target_hidden_size,
-        num_aux_layers=head.num_aux_layers,
-    )
     unread = {"t2d"}
     if head.hidden_size == head.target_hidden_size:
         unread.add("embed_tokens")
     if head.draft_vocab_size == head.vocab_size:
         unread.add("d2t")
-    read = tuple(entry for entry in entries if entry.name not in unread)
+    read = tuple(entry for entry in head_weight_table(head) if entry.name not in unread)
     return declare_weights(read, 1, dtype, prefix=PREFIX)
 
 
@@ -104,7 +108,7 @@ def draft_slots(draft: DraftConfig, capacity: int, max_path: int, dtype: torch.d
         add("recent_tokens", (max_path,), torch.int64, "newest tokens without drafter rows; the root is the last")
         add("recent_count", (), torch.int64, "how many of recent_tokens count")
     if draft.eagle is not None:
-        width = draft.eagle.num_aux_layers * draft.eagle.target_hidden_size
+        width = draft.eagle.num_aux_layers * draft.eagle.feature_size
         doc = "the target's features at the position before each recent token"
         add("recent_features", (max_path, width), dtype, doc)
     return found

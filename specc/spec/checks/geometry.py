@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from specc.diagnostics import Diagnostic
 from specc.spec.checks.view import View
-from specc.spec.config import EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
+from specc.spec.config import EagleConfig, GatedDeltaNetConfig, ModelConfig, Qwen3NextConfig, TransformerConfig
 from specc.spec.defaults import position_limits
 
 
@@ -140,7 +140,7 @@ def stop_tokens(view: View) -> Iterator[Diagnostic]:
 
 
 def aux_layers(view: View) -> Iterator[Diagnostic]:
-    """EAGLE-3 features: existing layers, each once, and input or output said (SPC122, SPC123)."""
+    """EAGLE-3 features: existing layers, each once, and of what is said (SPC122, SPC123, SPC129)."""
     draft = view.draft
     if draft is None or draft.method != "eagle3":
         return
@@ -157,6 +157,8 @@ def aux_layers(view: View) -> Iterator[Diagnostic]:
         )  # fmt: skip
     if view.target is None or view.target.config is None:
         return
+    if of == "readout":
+        yield from _readouts(view, ids, view.target.config)
     layers = view.target.config.num_hidden_layers
     for index, layer in enumerate(ids):
         if layer >= layers:
@@ -172,6 +174,31 @@ def aux_layers(view: View) -> Iterator[Diagnostic]:
                 f"layer {layer} is listed twice",
                 "draft", "aux_hidden_state_layer_ids", index,
                 label="again here",
+            )  # fmt: skip
+
+
+def _readouts(view: View, ids: tuple[int, ...], config: ModelConfig) -> Iterator[Diagnostic]:
+    """Only recurrent layers have a state to read (SPC129)."""
+    if isinstance(config, TransformerConfig):
+        yield view.error(
+            "SPC129",
+            "the target has no recurrent layers: nothing is read out of a state",
+            "draft", "aux_hidden_state_of",
+            label="only of recurrent layers",
+            help="write `output` or `input`: the hidden state after or before a layer",
+        )  # fmt: skip
+    if not isinstance(config, Qwen3NextConfig):
+        return
+    recurrent = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
+    for index, layer in enumerate(ids):
+        if layer < len(config.layer_types) and layer not in recurrent:
+            nearest = sorted(recurrent, key=lambda other: (abs(other - layer), other))[:1]
+            yield view.error(
+                "SPC129",
+                f"layer {layer} attends: it has no state to read out",
+                "draft", "aux_hidden_state_layer_ids", index,
+                label="an attention layer",
+                help="write `output` or `input`" + "".join(f", or name recurrent layer {near}" for near in nearest),
             )  # fmt: skip
 
 
