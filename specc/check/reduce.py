@@ -131,6 +131,9 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
         attends = draft["aux_hidden_state_of"] == "readout" and kinds
         layers = [n for n in range(target["num_hidden_layers"]) if not attends or kinds[n] == "linear_attention"]
         small["aux_hidden_state_layer_ids"] = layers[: len(draft["aux_hidden_state_layer_ids"])]
+    if draft["method"] == "bigram":
+        columns, vocabulary = draft["config"]["candidates_per_token"], target["vocab_size"]
+        small["config"] = {"vocab_size": vocabulary, "candidates_per_token": min(columns, vocabulary)}
     small["num_steps"] = min(draft["num_steps"], MAX_DEPTH)
     small["num_speculative_tokens"] = min(draft["num_speculative_tokens"], MAX_NODES - 1)
     if draft["tree"] == "static":

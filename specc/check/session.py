@@ -119,9 +119,10 @@ class Session:
         return {**bag, "log_probs": made.get("log_probs")}
 
     def _uses_own(self, plan: StepPlan) -> bool:
-        """A random head is almost never right, so most of its steps are planted all the same."""
+        """A random head or table is almost never right, so most of its steps are planted all the same."""
         method = self.subject.spec.draft.method
-        return plan.drafts == OWN and method != "none" and (method != "eagle3" or plan.seed % 3 == 0)
+        rarely = method in ("eagle3", "bigram")
+        return plan.drafts == OWN and method != "none" and (not rarely or plan.seed % 3 == 0)
 
     def step(self, plan: StepPlan, action: str) -> None:
         """Draft, verify, accept, commit, with the checks of each."""

@@ -105,9 +105,11 @@ def _described(session: Session, text: Sequence[int]) -> DraftTree:
         if spec.is_chain:
             return prompt_lookup_chain(text, low, high, spec.num_nodes - 1)
         return prompt_lookup_tree(text, low, high, spec.num_nodes - 1, spec.depth, draft.top_k)
-    drafter, head = session.subject.drafter, session.subject.head
+    drafter, head, bigram = session.subject.drafter, session.subject.head, session.subject.bigram
 
     def log_probs(path: tuple[int, ...]) -> list[float]:
+        if bigram is not None:
+            return bigram.log_probs(path[-1] if path else text[-1])
         if head is not None:
             return head.log_probs(text, path)
         assert drafter is not None

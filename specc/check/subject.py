@@ -13,12 +13,14 @@ from specc.check.expected import Expected
 from specc.check.machines import Generated, Interpreted, load_module
 from specc.check.masks import SeenMasks
 from specc.check.oracle import PlainDecoding
+from specc.check.plain_bigram import PlainBigram
 from specc.check.plain_head import PlainHead
 from specc.check.single import Single, narrowed, rounded, single_bound
 from specc.check.variations import Variation, changed
 from specc.check.weights import PREFIX, Value, logical_weights, program_weights
 from specc.ir.verifier import verify
 from specc.manager import PassContext, Pipeline, check_properties
+from specc.models.bigram import NEXT_LOG_PROB, NEXT_TOKEN
 from specc.passes import pipeline_of
 from specc.program import INDEX_SAFE, TREE_MASKED, DecodeProgram
 from specc.spec import LoadedSpec, Spec, from_mapping, to_mapping
@@ -203,6 +205,14 @@ class Subject:
         if self.spec.draft.method != "eagle3":
             return None
         return PlainHead(self.spec, self.plain, self.weights)
+
+    @cached_property
+    def bigram(self) -> PlainBigram | None:
+        """The bigram drafter; None for other methods."""
+        if self.spec.draft.method != "bigram":
+            return None
+        tables = [self.weights[PREFIX + name] for name in (NEXT_TOKEN, NEXT_LOG_PROB)]
+        return PlainBigram.of(*(table for table in tables if isinstance(table, Tensor)))
 
     @cached_property
     def expected(self) -> Expected:

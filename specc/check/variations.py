@@ -172,6 +172,8 @@ def _methods(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Changes]]:
     draft, accept = mapping["draft"], mapping["accept"]
     if draft["method"] in ("draft_model", "eagle3"):
         yield "draft.window", {"draft.window": 0 if draft.get("window") else 5}
+    if draft["method"] == "bigram":
+        yield "draft.prune by margin", {"draft.prune": {"path_log_prob_margin": 3.0}}
     if draft["method"] == "eagle3":
         for other in ("readout", "input", "output"):
             if other != draft.get("aux_hidden_state_of"):

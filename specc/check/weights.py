@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specc.check.plain_bigram import random_tables
 from specc.lower.drafts.state import head_geometry, head_weight_table
+from specc.models.bigram import NEXT_LOG_PROB, NEXT_TOKEN
 from specc.models.geometry import Geometry
 from specc.models.random_weights import random_weights
 from specc.models.weights import weight_table
@@ -104,6 +106,9 @@ def logical_weights(spec: Spec, seed: int) -> dict[str, Value]:
             made |= noisy_copy(made, geometry.num_hidden_layers, seed)
     elif spec.draft.method == "eagle3":
         made |= head_weights(spec, seed)
+    elif spec.bigram_geometry is not None:
+        tables = random_tables(spec.bigram_geometry, seed + 3)
+        made |= {PREFIX + name: table for name, table in zip((NEXT_TOKEN, NEXT_LOG_PROB), tables, strict=True)}
     return made
 
 

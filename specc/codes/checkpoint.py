@@ -85,7 +85,7 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
     Code(
         "SPC412",
         "the drafter's weights are missing or not wanted",
-        "A spec with `draft.method: draft_model` or `eagle3` needs the folder of the drafter's weights: "
+        "A spec with `draft.method: draft_model`, `eagle3` or `bigram` needs the folder of the drafter's weights: "
         "`draft.checkpoint`, or `--draft-model DIR`. A drafter of the target's own sizes can be simulated with "
         "`--draft-model self-perturbed:SIGMA`. The other methods have no weights.",
         "specc run specs/smollm2-static-tree.yaml --model smollm2-135m-instruct --prompt Hello",
@@ -112,6 +112,14 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "both texts are drawn: they follow the same law (rejection), but are not the same text. `specc check` "
         "tests the law.",
         "specc run specs/smollm2-rejection.yaml --model DIR --verify-lossless --prompt Hello",
+    ),
+    Code(
+        "SPC418",
+        "the tables of a bigram drafter are malformed",
+        "A row of `next_token` holds distinct token ids of the target, a row of `next_log_prob` their log-probabilities, "
+        "at most 0 and the most probable first. Twice the same token below one node would change what is sampled, and "
+        "an unsorted row would draft less likely tokens.",
+        "a folder whose next_token has a row [5, 5]",
     ),
     Code(
         "SPC420",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specc.models.bigram import BigramGeometry
 from specc.models.geometry import EagleGeometry, Geometry
 
-DraftMethod = Literal["none", "prompt_lookup", "draft_model", "eagle3"]
+DraftMethod = Literal["none", "prompt_lookup", "bigram", "draft_model", "eagle3"]
 TreeShape = Literal["chain", "static", "dynamic"]
 AcceptMethod = Literal["greedy", "rejection", "typical"]
 RejectionRule = Literal["target_only", "true_q"]
@@ -21,7 +22,7 @@ class DraftConfig:
     and `min_log_prob` prune by cumulative log-probability (None: off). `window` limits the drafter's context (0:
     all). `draws`: children are drawn from the drafter at `temperature` instead of taken by rank, and their law is
     a result (`q_probs`); that is what the rejection rule `true_q` needs, and it excludes pruning and dynamic trees.
-    `geometry` is the draft model's, `eagle` the EAGLE-3 head's.
+    `geometry` is the draft model's, `eagle` the EAGLE-3 head's, `bigram` the sizes of a bigram drafter's tables.
     """
 
     method: DraftMethod = "none"
@@ -39,6 +40,7 @@ class DraftConfig:
     temperature: float = 1.0
     geometry: Geometry | None = None
     eagle: EagleGeometry | None = None
+    bigram: BigramGeometry | None = None
 
     def __post_init__(self) -> None:
         pruned = self.margin is not None or self.min_log_prob is not None
@@ -48,7 +50,7 @@ class DraftConfig:
 
     @property
     def has_weights(self) -> bool:
-        """Whether drafting runs a model, which then has a KV cache and recent tokens."""
+        """Whether drafting runs a network, which then has a KV cache and recent tokens."""
         return self.method in ("draft_model", "eagle3")
 
 

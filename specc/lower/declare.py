@@ -9,6 +9,7 @@ import torch
 from specc.ir.dims import BATCH, CHUNK
 from specc.ir.port import ValueRange
 from specc.lower.stack import IN_MODEL_DTYPE, StateCommit, candidates_of, committed_of, positions, row_shapes
+from specc.models.bigram import NEXT_TOKEN
 from specc.models.geometry import Geometry
 from specc.models.weights import WeightEntry, weight_table
 from specc.program import Role, Slot, Weight
@@ -31,7 +32,7 @@ def declare_weights(
 ) -> dict[str, Weight]:
     """Program weights for the checkpoint entries of a model of `layers` decoder layers; names with a prefix belong to
     the draft folder. A weight of one position of the period has as many tensors as the period has repetitions."""
-    kinds = {"float": dtype, "int64": INT, "bool": torch.bool}
+    kinds = {"float": dtype, "float32": torch.float32, "int64": INT, "bool": torch.bool}
     return {
         prefix + entry.name: Weight(
             name=prefix + entry.name,
@@ -149,12 +150,15 @@ def value_ranges(vocabulary: int, nodes: int, max_sequence_length: int, max_path
 
 def weight_ranges(vocabulary: int, weights: Mapping[str, Weight]) -> dict[str, ValueRange]:
     """Ranges of integer weights. `d2t` holds target id - draft id of ascending target ids, so every entry lies in
-    [0, V - Vd] (I15, checked when a checkpoint is loaded)."""
-    return {
+    [0, V - Vd] (I15, checked when a checkpoint is loaded). `next_token` of a bigram drafter holds target ids, likewise
+    checked."""
+    integers = {name: weight for name, weight in weights.items() if weight.dtype == torch.int64}
+    offsets = {
         f"weight:{name}": ValueRange(0, vocabulary - weight.shape[0])
-        for name, weight in weights.items()
-        if name.endswith("d2t") and weight.dtype == torch.int64
+        for name, weight in integers.items()
+        if name.endswith("d2t")
     }
+    return offsets | {f"weight:{name}": ValueRange(0, vocabulary - 1) for name in integers if name.endswith(NEXT_TOKEN)}
 
 
 def restrict(ranges: Mapping[str, ValueRange], slots: Mapping[str, Slot]) -> dict[str, ValueRange]:

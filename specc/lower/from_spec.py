@@ -61,6 +61,7 @@ def draft_config(spec: Spec) -> DraftConfig:
         temperature=spec.sampling.temperature or 1.0,
         geometry=spec.draft_geometry,
         eagle=spec.eagle_geometry,
+        bigram=spec.bigram_geometry,
     )
 
 

@@ -32,9 +32,11 @@ MAX_INDEX_BYTES = 64 << 20
 MAX_LISTED = 8
 ALLOWED_TYPES: Mapping[Kind, frozenset[str]] = {
     "float": frozenset({"F64", "F32", "F16", "BF16"}),
+    "float32": frozenset({"F32"}),
     "int64": frozenset({"I64", "I32"}),
     "bool": frozenset({"BOOL"}),
 }
+FIXED_TYPES: Mapping[Kind, torch.dtype] = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 # Buffers that old checkpoints store although they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 # Multi-token-prediction layers that hybrid checkpoints carry beside the model.
@@ -73,9 +75,7 @@ def load_checkpoint(
             if header.file not in files:
                 files[header.file] = stack.enter_context(safe_open(header.file, framework="pt", device="cpu"))
             tensor: torch.Tensor = files[header.file].get_tensor(item.stored_name)
-            if item.entry.kind == "int64":
-                return tensor.to(device=device, dtype=torch.int64)
-            return tensor.to(device) if item.entry.kind == "bool" else tensor.to(device=device, dtype=dtype)
+            return tensor.to(device=device, dtype=FIXED_TYPES.get(item.entry.kind, dtype))
 
         collected: dict[str, dict[int, list[torch.Tensor]]] = {}
         for item in wanted:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from specc.models.geometry import Geometry
 
-Kind = Literal["float", "int64", "bool"]
+Kind = Literal["float", "float32", "int64", "bool"]
 Shape = tuple[int, ...]
 
 _POSITION = re.compile(r"^l\d+_")
@@ -36,7 +36,8 @@ class WeightEntry:
     Where `per_layer` is true they hold `{layer}`, and there is one tensor for each of the decoder layers first_layer,
     first_layer + layer_step, …. With `experts` > 0 they hold `{expert}` too, and a tensor is the sources of expert 0,
     then those of expert 1, and so on. `aliases` are other names of a weight with one source. `optional` weights may be
-    absent from a checkpoint. `kind` other than `float` is an integer or boolean table that keeps its type.
+    absent from a checkpoint. `kind` other than `float` is a table that keeps its type, whatever the
+    model computes in.
     """
 
     name: str

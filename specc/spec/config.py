@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from specc.models.bigram import BigramGeometry
 from specc.models.geometry import (
     EagleGeometry,
     Geometry,
@@ -192,6 +193,19 @@ class EagleConfig(Section):
             attention_bias=self.attention_bias,
             mlp_bias=self.mlp_bias,
         )
+
+
+class BigramConfig(Section):
+    """A bigram drafter: two tables of vocab_size rows."""
+
+    vocab_size: Vocabulary = Field(description="default: the target's, which it must equal")
+    candidates_per_token: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=8, description="columns of the tables: the tokens that are known to follow each token"
+    )
+
+    def geometry(self) -> BigramGeometry:
+        """The sizes of the tables."""
+        return BigramGeometry(self.vocab_size, self.candidates_per_token)
 
 
 ModelConfig = TransformerConfig | GatedDeltaNetConfig | Qwen3NextConfig

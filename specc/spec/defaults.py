@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specc.spec.config import BigramConfig
 from specc.spec.model import Draft, Target, is_chain
 from specc.spec.names import ATTENTION_FAMILIES, RECURRENT_FAMILIES
 
@@ -111,13 +112,13 @@ def fill_runtime(raw: Mapping[str, Any], target: Target | None, draft: Draft | N
 def position_limits(target: Target, draft: Draft) -> dict[str, int]:
     """The longest max_sequence_length per model: a tree's deepest node stands at length + depth.
 
-    Keys are `target` and `draft`; a model without positions (gated_deltanet) has none.
+    Keys are `target` and `draft`; a model without positions (gated_deltanet, bigram) has none.
     """
     depth = draft.num_speculative_tokens if is_chain(draft) else draft.num_steps
     limits = {}
     if target.config is not None and target.family != "gated_deltanet":
         limits["target"] = target.config.max_position_embeddings - depth - 1
-    if draft.config is not None:
+    if draft.config is not None and not isinstance(draft.config, BigramConfig):
         limits["draft"] = draft.config.max_position_embeddings - depth - 1
     return limits
 

@@ -12,12 +12,12 @@ from typing import Any
 from specc.diagnostics import Diagnostic, error
 from specc.models.families import FAMILIES
 from specc.models.geometry import fla_intermediate_size, qwen3_next_layer_types
-from specc.spec.config import EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
+from specc.spec.config import BigramConfig, EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
 from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
 
 TargetModel = type[TransformerConfig] | type[GatedDeltaNetConfig] | type[Qwen3NextConfig]
-ConfigModel = TargetModel | type[EagleConfig]
+ConfigModel = TargetModel | type[EagleConfig] | type[BigramConfig]
 
 # Keys of published config.json files without effect on the program (training, generation, book-keeping).
 IGNORED_KEYS: frozenset[str] = frozenset(
@@ -159,6 +159,18 @@ def prepare_eagle(
         defaults |= _transformer_defaults("llama", raw)
         defaults.pop("attention_bias")
     return work.finish(EagleConfig, {key: value for key, value in defaults.items() if value is not None}), work.findings
+
+
+def prepare_bigram(
+    target: object, raw: Mapping[str, Any], path: Path, source: SourceMap, from_file: bool
+) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """The values of a bigram drafter's config; the vocabulary is the target's."""
+    work = Preparation(raw, path, source, from_file)
+    work.handled.add("model_type")
+    kind = raw.get("model_type", "bigram" if not from_file else None)
+    if kind != "bigram":
+        work.refuse("model_type", f"a bigram drafter has model_type bigram, not {kind}")
+    return work.finish(BigramConfig, {"vocab_size": getattr(target, "vocab_size", None)}), work.findings
 
 
 def _common(work: Preparation, family: str) -> None:

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from specc.models.bigram import BigramGeometry
 from specc.models.geometry import EagleGeometry, Geometry
 from specc.spec.base import FolderPath, Section
-from specc.spec.config import EagleConfig, ModelConfig, TransformerConfig
+from specc.spec.config import BigramConfig, EagleConfig, ModelConfig, TransformerConfig
 from specc.spec.names import Family
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
@@ -60,7 +61,7 @@ class Prune(Section):
 class Draft(Section):
     """How drafts are made."""
 
-    method: Literal["eagle3", "draft_model", "prompt_lookup", "none"] = "none"
+    method: Literal["eagle3", "draft_model", "bigram", "prompt_lookup", "none"] = "none"
     tree: Literal["chain", "static", "dynamic"] = Field(
         default="chain", description="chain and top_k 1 compile to a plain chain"
     )
@@ -71,8 +72,8 @@ class Draft(Section):
     top_k: Annotated[int, Field(ge=1, le=1024)] = Field(default=1, description="children per expanded node")
     checkpoint: FolderPath | None = Field(default=None, description="the drafter's folder, or given at run time")
     family: Family | None = Field(default=None, description="draft_model: its family; default: the target's")
-    config: TransformerConfig | EagleConfig | None = Field(
-        default=None, description="the drafter's geometry (eagle3: defaults are the target's)"
+    config: TransformerConfig | EagleConfig | BigramConfig | None = Field(
+        default=None, description="the drafter's geometry (eagle3, bigram: defaults are the target's)"
     )
     aux_hidden_state_layer_ids: tuple[Annotated[int, Field(ge=0, lt=4096)], ...] = Field(
         default=(), max_length=8, description="eagle3: target layers whose hidden states feed the head"
@@ -235,6 +236,11 @@ class Spec(Section):
         if self.draft.method != "draft_model" or not isinstance(self.draft.config, TransformerConfig):
             return None
         return self.draft.config.geometry(self.draft.family or self.target.family)
+
+    @property
+    def bigram_geometry(self) -> BigramGeometry | None:
+        """The sizes of a bigram drafter's tables; None for the other methods."""
+        return self.draft.config.geometry() if isinstance(self.draft.config, BigramConfig) else None
 
     @property
     def eagle_geometry(self) -> EagleGeometry | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.models.families import read_config
-from specc.spec.config import EagleConfig, ModelConfig, TransformerConfig
-from specc.spec.geometry_input import prepare_eagle, prepare_target
+from specc.spec.config import BigramConfig, EagleConfig, ModelConfig, TransformerConfig
+from specc.spec.geometry_input import prepare_bigram, prepare_eagle, prepare_target
 from specc.spec.model import Draft, Target
 from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
@@ -59,8 +59,10 @@ class ModelReader:
 
     def draft(
         self, shell: Draft, written: object, target: Target | None, family: str
-    ) -> TransformerConfig | EagleConfig | None:
+    ) -> TransformerConfig | EagleConfig | BigramConfig | None:
         """The drafter's config, for the methods that have a model."""
+        if shell.method == "bigram":
+            return self.bigram(target, written, shell.checkpoint)
         if shell.method == "eagle3":
             return self.eagle(target, written, shell.checkpoint)
         if shell.method == "draft_model":
@@ -101,6 +103,17 @@ class ModelReader:
         prepared, findings = prepare_eagle(target.config, found.values, found.path, self.source, found.from_file)
         self.findings += findings
         config, findings = build(EagleConfig, prepared, found.path, self.source, self.broken)
+        self.findings += self.located(findings, found)
+        return config
+
+    def bigram(self, target: Target | None, written: object, checkpoint: str | None) -> BigramConfig | None:
+        """The tables' sizes: `config`, else the checkpoint's config.json, else the defaults."""
+        found = self.written({} if written is None and checkpoint is None else written, checkpoint, "draft")
+        if found is None or target is None or target.config is None:
+            return None
+        prepared, findings = prepare_bigram(target.config, found.values, found.path, self.source, found.from_file)
+        self.findings += findings
+        config, findings = build(BigramConfig, prepared, found.path, self.source, self.broken)
         self.findings += self.located(findings, found)
         return config
 

@@ -169,7 +169,7 @@ class _Resolver:
         values = self.mapping(raw, "draft")
         layers = None if target is None or target.config is None else target.config.num_hidden_layers
         if values and values.get("method") is None and ("draft", "method") not in self.broken:
-            help_text = "add `method: eagle3`, `draft_model`, `prompt_lookup` or `none`"
+            help_text = "add `method: eagle3`, `draft_model`, `bigram`, `prompt_lookup` or `none`"
             self.findings.append(missing_key("method", ("draft",), self.source, help_text))
         shell = self.section(raw, "draft", Draft, lambda items: defaults.fill_draft(_without_config(items), layers))
         if shell is None:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from specc.invariants import INVARIANT_NAMES
-from specc.spec.config import EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
+from specc.spec.config import BigramConfig, EagleConfig, GatedDeltaNetConfig, Qwen3NextConfig, TransformerConfig
 from specc.spec.geometry_input import IGNORED_KEYS
 from specc.spec.model import Spec
 from specc.spec.names import PASS_NAMES, TRANSFORMER_FAMILIES
@@ -33,6 +33,7 @@ _REQUIRED_CONFIG: Mapping[type[BaseModel], tuple[str, ...]] = {
         "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size",
     ),
     EagleConfig: (),
+    BigramConfig: (),
 }  # fmt: skip
 _CONFIG_BY_FAMILY: Mapping[str, type[BaseModel]] = {
     **dict.fromkeys(sorted(TRANSFORMER_FAMILIES), TransformerConfig),
@@ -45,6 +46,7 @@ _DRAFT_KEYS: Mapping[str, tuple[str, ...]] = {
     "none": ("method",),
     "prompt_lookup": (*_TREE_KEYS, "ngram"),
     "draft_model": (*_TREE_KEYS, *_DRAFT_MODEL_KEYS, "family"),
+    "bigram": (*_TREE_KEYS, "checkpoint", "config", "prune"),
     "eagle3": (*_TREE_KEYS, *_DRAFT_MODEL_KEYS, "aux_hidden_state_layer_ids", "aux_hidden_state_of"),
 }
 
@@ -104,6 +106,7 @@ def _draft_rules(properties: Iterable[str]) -> Iterable[JsonObject]:
         yield _when("method", method, {key: {"const": None} for key in properties if key not in keys})
     yield _when("method", "eagle3", {"config": _reference("EagleConfig")})
     yield _when("method", "draft_model", {"config": _reference("TransformerConfig")})
+    yield _when("method", "bigram", {"config": _reference("BigramConfig")})
     rule = _when("method", "draft_model", {})
     rule["then"] = {"anyOf": [{"required": ["config"]}, {"required": ["checkpoint"]}]}
     yield rule

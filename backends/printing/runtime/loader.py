@@ -189,6 +189,20 @@ def check_offsets(name: str, value: Tensor) -> None:
         raise ValueError(f"{name!r} does not map to distinct ids below {VOCAB_SIZE}")
 
 
+def check_followers(name: str, value: Tensor) -> None:
+    """Raise ValueError unless the rows of a bigram drafter's table are distinct ids.
+
+    The table [V,K] has a row for every token of the vocabulary.
+    """
+    if not name.endswith("next_token"):
+        return
+    ordered = value.sort(-1).values
+    if int(value.min()) < 0 or int(value.max()) >= VOCAB_SIZE:
+        raise ValueError(f"{name!r} has ids that are not below {VOCAB_SIZE}")
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise ValueError(f"{name!r} has a row that lists a token twice")
+
+
 def check_unused(stored: dict[str, StoredTensor], used: set[str], folder: Path) -> None:
     """Raise ValueError for a tensor that no weight reads: the spec describes another model."""
     for name in sorted(set(stored) - used):
@@ -263,6 +277,7 @@ def load_weights(
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             placed = whole.to(device=device, dtype=weight.dtype, copy=True)
             check_offsets(weight.name, placed)
+            check_followers(weight.name, placed)
             by_columns = MATRICES_BY_COLUMNS and weight.experts == 0
             made.append(stored_by_columns(placed) if by_columns else placed)
         values.append(made[0] if weight.layers is None else tuple(made))

@@ -111,7 +111,8 @@ class Half:
         wide = from_mapping(changed(mapping, {"runtime.dtype": "float64", "runtime.state_dtype": "float64"}))
         made = Subject(Variation("float64", wide), self.seed)
         made.__dict__["all_weights"] = self._rounded
-        made.__dict__["weights"] = {name: self._rounded[name] for name in made.naive.weights}
+        declared = made.naive.weights
+        made.__dict__["weights"] = {name: cast(self._rounded[name], declared[name].dtype) for name in declared}
         return made
 
     @property

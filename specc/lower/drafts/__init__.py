@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from specc.ir import ops
 from specc.lower.config import DraftConfig
 from specc.lower.context import LowerContext
+from specc.lower.drafts.bigram import bigram_draft
 from specc.lower.drafts.chain import model_chain
 from specc.lower.drafts.dynamic import model_tree
 from specc.lower.drafts.lookup import lookup_chain, lookup_tree
@@ -56,6 +57,8 @@ def _make(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
         return _root_only(b, ctx)
     if draft.method == "prompt_lookup":
         return lookup_chain(b, ctx, draft) if ctx.chain else lookup_tree(b, ctx, draft)
+    if draft.method == "bigram":
+        return bigram_draft(b, ctx, draft)
     if draft.choices:
         return static_tree(b, ctx, draft)
     return model_chain(b, ctx, draft) if ctx.chain else model_tree(b, ctx, draft)

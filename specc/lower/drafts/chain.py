@@ -66,6 +66,11 @@ def model_chain(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
         links.append(_later_links(b, model, draft, w, root, links[0], drawn, ctx.nodes - 2))
     tokens = b.call(aten.cat.default, [link.token for link in links], 1, name="drafted")
     log_probs = b.call(aten.cat.default, [link.log_prob for link in links], 1, name="drafted_log_probs")
+    return chain_of(b, draft, tokens, log_probs, _laws(b, links))
+
+
+def chain_of(b: StepBuilder, draft: DraftConfig, tokens: Node, log_probs: Node, q_probs: Node | None = None) -> Draft:
+    """The chain of drafted tokens and their log-probabilities [B,N-1] below the root, pruned."""
     zeros = b.call(aten.zeros_like.default, tokens)
     valid = b.call(aten.eq.Scalar, zeros, 0, name="all_valid")
     if draft.margin is not None or draft.min_log_prob is not None:
@@ -80,7 +85,7 @@ def model_chain(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
         parent=None,
         valid=b.call(aten.constant_pad_nd.default, valid, [1, 0], True, name="valid"),
         log_probs=b.call(aten.cat.default, [certain, log_probs], 1, name="log_probs"),
-        q_probs=_laws(b, links),
+        q_probs=q_probs,
     )
 
 

@@ -48,7 +48,7 @@ def model_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
     levels = [first]
     if draft.num_steps > 1:
         levels.append(_later_levels(b, model, draft, w, root, first))
-    return choose(b, ctx, draft, _joined(b, levels))
+    return choose(b, ctx, draft, joined(b, levels))
 
 
 def branching(model: DraftModel, draft: DraftConfig) -> int:
@@ -103,8 +103,12 @@ def _later_levels(
     after |= {"k_table": out[1], "v_table": out[2]}
     stacked = [found.token, found.parent, found.log_prob, found.score]
     results = b.close(outer, trips, [*(after[name] for name in carried), *stacked], "levels")[len(carried) :]
-    # [levels, B, K*K] -> [B, levels*K*K]
-    flat = [outer.call(aten.flatten.using_ints, outer.call(aten.transpose.int, part, 0, 1), 1, 2) for part in results]
+    return beside(outer, results)
+
+
+def beside(outer: StepBuilder, levels: list[Node]) -> Candidates:
+    """What the levels of a loop stacked [levels,B,K*K] as candidates [B,levels*K*K]."""
+    flat = [outer.call(aten.flatten.using_ints, outer.call(aten.transpose.int, part, 0, 1), 1, 2) for part in levels]
     return Candidates(*flat)
 
 
@@ -123,9 +127,13 @@ def _expand(
     out = forward(b, model, inside, Rows(b["token"], position, hidden), state, (first, end))
     found = children(b, model, draft, inside, draft_logits(b, model, inside, out.hidden), width, None)
     score = child_scores(b, b["score"], found.log_prob)
-    parent = b.call(aten.add.Tensor, b.call(aten.zeros_like.default, found.token), _last(b, b["number"]))
-    flat = [b.call(aten.flatten.using_ints, part, 1, 2) for part in (found.token, parent, found.log_prob, score)]
-    return Candidates(*flat), (out.hidden, out.k, out.v)
+    return numbered(b, found.token, found.log_prob, score), (out.hidden, out.k, out.v)
+
+
+def numbered(b: BodyBuilder, token: Node, log_prob: Node, score: Node) -> Candidates:
+    """The children [B,K,K] of the frontier b["number"] as candidates [B,K*K]."""
+    parent = b.call(aten.add.Tensor, b.call(aten.zeros_like.default, token), _last(b, b["number"]))
+    return Candidates(*(b.call(aten.flatten.using_ints, part, 1, 2) for part in (token, parent, log_prob, score)))
 
 
 def _last(b: GraphBuilder, node: Node) -> Node:
@@ -136,25 +144,32 @@ def _next_frontier(
     b: BodyBuilder, found: Candidates, out: tuple[Node, Node, Node], width: int, rows: int
 ) -> dict[str, Node]:
     """The best K of the new candidates: tokens, numbers, scores, masks and (for a head) their parents' outputs."""
-    best = b.call(ops.stable_topk, found.score, width)
-    score, place = b.item(best, 0, "frontier_score"), b.item(best, 1, "frontier_place")
+    after, place = best_of(b, found, width)
     above = b.call(aten.div.Tensor_mode, place, width, rounding_mode="floor", name="frontier_parent")
     batch = b.call(ops.batch_index, place)
-    # Candidates of this level start behind K of level 1 and K*K of each level between.
-    start = b.call(operator.add, b.call(operator.mul, b.index, width * width), width, name="level_start")
     following = b.call(operator.mul, b.call(operator.add, b.index, 1), width, name="next_first_row")
     seen = b.call(aten.index.Tensor, b["mask"], [batch, above], name="parent_mask")
     own = _own_rows(b, place, following, width, rows)
     return {
-        "token": b.call(aten.gather.default, found.token, 1, place, name="frontier_token"),
-        "number": b.call(aten.add.Tensor, place, start, name="frontier_number"),
-        "score": score,
+        **after,
         "mask": b.call(aten.logical_or.default, seen, own, name="frontier_mask"),
         "hidden": b.call(aten.index.Tensor, out[0], [batch, above], name="frontier_features"),
     }
 
 
-def _joined(b: StepBuilder, levels: list[Candidates]) -> Candidates:
+def best_of(b: BodyBuilder, found: Candidates, width: int) -> tuple[dict[str, Node], Node]:
+    """The best K of this level's candidates [B,K*K]: their tokens, numbers and scores [B,K], and their places."""
+    best = b.call(ops.stable_topk, found.score, width)
+    score, place = b.item(best, 0, "frontier_score"), b.item(best, 1, "frontier_place")
+    # Candidates of this level start behind K of level 1 and K*K of each level between.
+    start = b.call(operator.add, b.call(operator.mul, b.index, width * width), width, name="level_start")
+    token = b.call(aten.gather.default, found.token, 1, place, name="frontier_token")
+    number = b.call(aten.add.Tensor, place, start, name="frontier_number")
+    return {"token": token, "number": number, "score": score}, place
+
+
+def joined(b: StepBuilder, levels: list[Candidates]) -> Candidates:
+    """All levels' candidates, in order."""
     if len(levels) == 1:
         return levels[0]
     parts = [[level.token, level.parent, level.log_prob, level.score] for level in levels]

@@ -14,6 +14,7 @@ from specc.lower.drafts.catch_up import prefill_rows
 from specc.lower.drafts.model import draft_model
 from specc.lower.step import StepBuilder
 from specc.lower.transformer import ModelInfo
+from specc.models.bigram import bigram_weight_table
 from specc.models.geometry import EagleGeometry, Geometry
 from specc.models.weights import WeightEntry, eagle3_weight_table, weight_table
 from specc.program import Slot, Weight
@@ -72,6 +73,8 @@ def draft_weights(draft: DraftConfig, dtype: torch.dtype) -> dict[str, Weight]:
     A head of the target's width reads the target's embeddings, which published heads copy unchanged, so it declares
     none. `t2d` is not read; `d2t` is only where the vocabularies differ.
     """
+    if draft.bigram is not None:
+        return declare_weights(bigram_weight_table(draft.bigram), 1, dtype, prefix=PREFIX)
     geometry = drafter_geometry(draft)
     if geometry is None:
         return {}

@@ -19,7 +19,7 @@ from specc.lower.config import DraftConfig
 from specc.lower.context import LowerContext
 from specc.lower.drafts.catch_up import Root, catch_up, weight_nodes
 from specc.lower.drafts.children import child_scores, children, keep_likely
-from specc.lower.drafts.dynamic import Candidates, _joined, pack
+from specc.lower.drafts.dynamic import Candidates, joined, pack
 from specc.lower.drafts.model import DraftModel, Rows, draft_logits, draft_model, forward
 from specc.lower.drafts.result import Draft
 from specc.lower.drafts.tables import node_tables
@@ -99,7 +99,7 @@ def static_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
         hidden = _run(b, model, w, shape, root, tables, parents, levels[-1], features)
         levels.append(_level(b, model, draft, w, shape, parents, hidden, levels[-1]))
         rows = parents
-    found = _joined(b, [level.candidates for level in levels])
+    found = joined(b, [level.candidates for level in levels])
     kept = b.call(aten.eq.Scalar, b.call(aten.zeros_like.default, found.token), 0, name="all_chosen")
     if draft.draws:
         # A drafter with too few possible tokens runs out of draws; what it could not draw is not in the tree.
@@ -130,27 +130,50 @@ def _level(
     above: _Level | None,
 ) -> _Level:
     """The children of `parents` (all of one depth) from the drafter's outputs there [B,len(parents),H]."""
-    kids = [(row, child) for row, parent in enumerate(parents) for child in shape.children(parent)]
-    order = {child: place for parent in parents for place, child in enumerate(shape.children(parent))}
-    rank = {child: order[child] if draft.draws else shape.choices[child][-1] for _, child in kids}
-    count = max(rank.values()) + 1
+    ranks = _ranks(shape, parents, draft.draws)
+    count = max(ranks.values()) + 1
     if count > model.vocabulary:
         raise ValueError(f"rank {count - 1} of `choices` exceeds the draft vocabulary of {model.vocabulary} tokens")
     counters = _counters(b, shape, parents) if draft.draws else None
     found = children(b, model, draft, w, draft_logits(b, model, w, hidden), count, counters)
-    score = found.log_prob
-    if above is not None:
-        score = child_scores(b, _at_parents(b, shape, parents, above.candidates.score), found.log_prob)
-    places = [row * count + rank[child] for row, child in kids]
+    above_score = None if above is None else at_parents(b, shape, parents, above.candidates.score)
+    return _Level(placed(b, shape, parents, (found.token, found.log_prob), above_score, ranks), found.law)
+
+
+def _ranks(shape: Shape, parents: list[int], draws: bool) -> dict[int, int]:
+    """Which of its parent's children a candidate is: by its rank, or drawn ones one after the other."""
+    ranks: dict[int, int] = {}
+    for parent in parents:
+        for place, child in enumerate(shape.children(parent)):
+            ranks[child] = place if draws else shape.choices[child][-1]
+    return ranks
+
+
+def placed(
+    b: StepBuilder,
+    shape: Shape,
+    parents: list[int],
+    found: tuple[Node, Node],
+    above_score: Node | None,
+    ranks: Mapping[int, int] | None = None,
+) -> Candidates:
+    """The children of `parents` as candidates [B,kids], of tokens and log-probabilities [B,len(parents),count] by rank;
+    `above_score` [B,len(parents)]: the parents' own, None for the root."""
+    ranks = ranks or _ranks(shape, parents, draws=False)
+    token, log_prob = found
+    count = token.meta["val"].shape[2]
+    kids = [(row, child) for row, parent in enumerate(parents) for child in shape.children(parent)]
+    score = log_prob if above_score is None else child_scores(b, above_score, log_prob)
+    places = [row * count + ranks[child] for row, child in kids]
     token, log_prob, score = (
-        _pick(b, b.call(aten.flatten.using_ints, part, 1, 2), places) for part in (found.token, found.log_prob, score)
+        _pick(b, b.call(aten.flatten.using_ints, part, 1, 2), places) for part in (token, log_prob, score)
     )
     above_number = b.call(ops.int_table, token, [parents[row] for row, _ in kids], [len(kids)])
     parent = b.call(aten.add.Tensor, b.call(aten.zeros_like.default, token), above_number)
-    return _Level(Candidates(token, parent, log_prob, score), found.law)
+    return Candidates(token, parent, log_prob, score)
 
 
-def _at_parents(b: StepBuilder, shape: Shape, parents: list[int], values: Node) -> Node:
+def at_parents(b: StepBuilder, shape: Shape, parents: list[int], values: Node) -> Node:
     """values [B,M] of a whole level at those candidates that have children."""
     level = shape.level(len(shape.choices[parents[0]]))
     return _pick(b, values, [level.index(number) for number in parents])
@@ -187,7 +210,7 @@ def _run(
     depth = len(shape.choices[parents[0]])
     zero = b.call(ops.full_rows, root.position, [-1, len(parents)], depth, torch.int64)
     positions = b.call(aten.add.Tensor, zero, root.position, name="positions")
-    tokens = _at_parents(b, shape, parents, above.candidates.token)
+    tokens = at_parents(b, shape, parents, above.candidates.token)
     state = {**root.state, **tables, "mask": mask}
     out = forward(
         b, model, w, Rows(tokens, positions, features if model.eagle else None), state, (first, first + len(parents))

@@ -9,20 +9,21 @@ from specc.spec.checks.view import View
 from specc.spec.model import Draft
 from specc.spec.names import ATTENTION_FAMILIES, RECURRENT_FAMILIES
 
+DRAFTING = ("eagle3", "draft_model", "bigram", "prompt_lookup")
 _DRAFT_KEYS_BY_METHOD: dict[str, tuple[str, ...]] = {
-    "tree": ("eagle3", "draft_model", "prompt_lookup"),
-    "num_speculative_tokens": ("eagle3", "draft_model", "prompt_lookup"),
-    "num_steps": ("eagle3", "draft_model", "prompt_lookup"),
-    "top_k": ("eagle3", "draft_model", "prompt_lookup"),
-    "choices": ("eagle3", "draft_model", "prompt_lookup"),
-    "checkpoint": ("eagle3", "draft_model"),
-    "config": ("eagle3", "draft_model"),
+    "tree": DRAFTING,
+    "num_speculative_tokens": DRAFTING,
+    "num_steps": DRAFTING,
+    "top_k": DRAFTING,
+    "choices": DRAFTING,
+    "checkpoint": ("eagle3", "draft_model", "bigram"),
+    "config": ("eagle3", "draft_model", "bigram"),
     "family": ("draft_model",),
     "aux_hidden_state_layer_ids": ("eagle3",),
     "aux_hidden_state_of": ("eagle3",),
     "window": ("eagle3", "draft_model"),
     "ngram": ("prompt_lookup",),
-    "prune": ("eagle3", "draft_model"),
+    "prune": ("eagle3", "draft_model", "bigram"),
 }
 
 

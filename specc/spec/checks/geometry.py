@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from specc.diagnostics import Diagnostic
 from specc.spec.checks.view import View
-from specc.spec.config import EagleConfig, GatedDeltaNetConfig, ModelConfig, Qwen3NextConfig, TransformerConfig
+from specc.spec.config import (
+    BigramConfig,
+    EagleConfig,
+    GatedDeltaNetConfig,
+    ModelConfig,
+    Qwen3NextConfig,
+    TransformerConfig,
+)
 from specc.spec.defaults import position_limits
 
 
@@ -105,12 +112,34 @@ def vocabularies(view: View) -> Iterator[Diagnostic]:
                 "draft", "config", "draft_vocab_size",
                 label=f"at most {target.vocab_size}",
             )  # fmt: skip
-    if draft is not None and draft.method in ("eagle3", "draft_model") and draft.top_k > width:
+    if draft is not None and isinstance(draft.config, BigramConfig):
+        yield from _bigram_vocabulary(view, draft.config, target.vocab_size)
+        width = min(draft.config.candidates_per_token, width)
+    if draft is not None and draft.method in ("eagle3", "draft_model", "bigram") and draft.top_k > width:
         yield view.error(
             "SPC126",
             f"`draft.top_k` {draft.top_k} is more than the drafter's {width} tokens",
             "draft", "top_k",
             label=f"at most {width}",
+        )  # fmt: skip
+
+
+def _bigram_vocabulary(view: View, config: BigramConfig, vocabulary: int) -> Iterator[Diagnostic]:
+    """A row for every token of the target, and distinct tokens in it (SPC121)."""
+    if config.vocab_size != vocabulary:
+        yield view.error(
+            "SPC121",
+            f"the bigram drafter has {config.vocab_size} tokens, the target {vocabulary}",
+            "draft", "config", "vocab_size",
+            label="must be the target's vocabulary",
+            help="leave it out, and build the tables from the target's own text",
+        )  # fmt: skip
+    if config.candidates_per_token > vocabulary:
+        yield view.error(
+            "SPC121",
+            f"candidates_per_token {config.candidates_per_token} is more than the target's {vocabulary} tokens",
+            "draft", "config", "candidates_per_token",
+            label=f"at most {vocabulary}",
         )  # fmt: skip
 
 

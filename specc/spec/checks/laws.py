@@ -27,10 +27,10 @@ def true_q(view: View) -> Iterator[Diagnostic]:
     accept, draft = view.accept, view.draft
     if accept is None or draft is None or accept.rule != "true_q" or accept.method != "rejection":
         return
-    if draft.method in ("prompt_lookup", "none"):
+    if draft.method in ("bigram", "prompt_lookup", "none"):
         yield view.error(
             "SPC132",
-            f"`rule: true_q` needs the drafter's distribution, and `method: {draft.method}` has none",
+            f"`rule: true_q` needs the drafter's whole distribution, and `method: {draft.method}` has none",
             "accept", "rule",
             label="no q",
             help="use `rule: target_only`",
