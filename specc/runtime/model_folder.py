@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.lower.drafts.state import head_weight_table
+from specc.models.bigram import read_bigram
 from specc.models.checkpoint import check_checkpoint
 from specc.models.families import checkpoint_geometry
 from specc.models.geometry import Geometry
@@ -59,6 +60,8 @@ def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
     if geometry is not None:
         _raise_all(geometry_differences(loaded, geometry, folder, "draft"))
         check_checkpoint(folder, weight_table(geometry), geometry.num_hidden_layers)
+    if loaded.spec.bigram_geometry is not None:
+        read_bigram(folder, loaded.spec.bigram_geometry)
     if eagle is not None:
         check_checkpoint(folder, head_weight_table(eagle), 1)
 

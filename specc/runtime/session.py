@@ -19,6 +19,7 @@ from specc.runtime.trace import RunIdentity, StepTrace
 from specc.spec import LoadedSpec
 
 Report = Callable[[str], None]
+SourceOf = Callable[[LoadedSpec, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ def open_session(
     device: str = "cpu",
     ignore_eos: bool = False,
     report: Report = lambda _: None,
+    source_of: SourceOf | None = None,
 ) -> Session:
     """Check, compile and load.
 
     A spec without stop tokens takes those of the model's folder (generation_config.json, else config.json), which
-    become part of the compiled module; `ignore_eos` compiles it without any. `report` is told what begins. Raises
-    DiagnosticError: what the parts raise, SPC412 for a drafter that is missing or not wanted.
+    become part of the compiled module; `ignore_eos` compiles it without any. `report` is told what begins. `source_of`
+    gives the module's source instead of the compiler (from a cache). Raises DiagnosticError: what the parts raise,
+    SPC412 for a drafter that is missing or not wanted.
     """
     folder = find_model(model)
     check_target(loaded, folder)
@@ -62,8 +65,8 @@ def open_session(
     stop = () if ignore_eos else loaded.spec.accept.stop_tokens or tokenizer.stop_tokens
     loaded = with_stop_tokens(loaded, stop)
     report("compiling")
-    compiled = compile_spec(loaded, target)
-    module = import_source(compiled.source, f"specc_generated_{loaded.spec.name.replace('-', '_')}")
+    source = compile_spec(loaded, target).source if source_of is None else source_of(loaded, target)
+    module = import_source(source, f"specc_generated_{loaded.spec.name.replace('-', '_')}")
     options = _decoder_options(target, device)
     report("loading the weights")
     if isinstance(drafter, SelfPerturbed):
@@ -90,18 +93,19 @@ def _decoder_options(target: str, device: str) -> dict[str, bool]:
 def _drafter(loaded: LoadedSpec, draft_model: str | None) -> Path | SelfPerturbed | None:
     """Where the drafter's weights come from, checked; None for methods without weights."""
     method = loaded.spec.draft.method
-    if method not in ("draft_model", "eagle3"):
+    if method not in ("draft_model", "eagle3", "bigram"):
         if draft_model is not None:
             raise DiagnosticError([error("SPC412", f"`draft.method: {method}` has no weights to load")])
         return None
     if draft_model is None and loaded.draft_folder is None:
         message = f"`draft.method: {method}` needs the drafter's weights"
-        help_text = "give --draft-model DIR, or --draft-model self-perturbed:0.05 for a simulated one"
+        simulated = "" if method != "draft_model" else ", or --draft-model self-perturbed:0.05 for a simulated one"
+        help_text = f"give --draft-model DIR{simulated}"
         raise DiagnosticError([error("SPC412", message, loaded.source.span("draft", "method"), help=help_text)])
-    simulated = parse_self_perturbed(draft_model or "", loaded.spec.sampling.seed)
-    if simulated is not None:
+    perturbed = parse_self_perturbed(draft_model or "", loaded.spec.sampling.seed)
+    if perturbed is not None:
         check_self_perturbed(loaded.spec)
-        return simulated
+        return perturbed
     folder = loaded.draft_folder if draft_model is None else find_model(draft_model)
     assert folder is not None
     check_drafter(loaded, folder)
