@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specc.cli import train_draft
 from specc.cli.common import add_json, positive
 
 if TYPE_CHECKING:
     from specc.train.schedule import TrainConfig
 
 DESCRIPTION = """\
-target: a Gated DeltaNet language model (the checkpoint layout of flash-linear-attention) with its own tokenizer, on
+A Gated DeltaNet language model (the checkpoint layout of flash-linear-attention) with its own tokenizer, on
 the texts of a data recipe, beside a Kneser-Ney 5-gram of the same tokens. OUT/model holds the result: safetensors,
 config.json, tokenizer, model card, training log.
 """
@@ -27,9 +28,18 @@ weights/gdn-15m/recipe.json; its entries say where to get each source, which --r
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", title="what to train")
+    _target_arguments(kinds.add_parser("target", help="a small target model, from texts"))
+    train_draft.add_arguments(kinds.add_parser("draft", help="a drafter for the target of a spec"))
+
+
+def run(args: argparse.Namespace) -> int:
+    return train_draft.run(args) if args.what == "draft" else _train_target(args)
+
+
+def _target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description, parser.epilog = f"{parser.description}\n\n{DESCRIPTION}", EPILOG
-    parser.add_argument("what", choices=("target",), metavar="target", help="what to train")
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of corpus, checkpoint and model")
     parser.add_argument(
         "--config", choices=("small", "tiny"), default="small", help="small: 14M parameters; tiny: 0.2M, for a CPU"
@@ -53,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def _train_target(args: argparse.Namespace) -> int:
     from specc.train.recipe import builtin_recipe, load_recipe
     from specc.train.target import Job, prepare_data, train_target
 

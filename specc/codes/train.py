@@ -40,6 +40,20 @@ TRAIN_CODES: tuple[Code, ...] = (
         "specc train target --device cuda --out model (on a machine without a GPU)",
     ),
     Code(
+        "SPC475",
+        "the spec has no head that can be trained",
+        "`specc train draft` trains the EAGLE-3 head of a spec whose draft.method is eagle3. The head reads the target's "
+        "embeddings, so it must be as wide as the target.",
+        "specc train draft specs/smollm2-plain.yaml --model DIR --out head",
+    ),
+    Code(
+        "SPC476",
+        "there is too little training text",
+        "A head learns from the target's own continuations: OUT/texts, or the folder that --texts names. At least two "
+        "texts with two tokens of the target are needed, written by the target that the head is for.",
+        "specc train draft SPEC --model DIR --out head --texts texts-of-another-model",
+    ),
+    Code(
         "SPC477",
         "drafters are not trained for targets of this family",
         "Training text and features come from the target in plain torch, which knows the families llama, qwen3, pangu "
