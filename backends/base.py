@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from specc.backends.printing.origins import Origins
 from specc.diagnostics import Diagnostic, Span, error
 from specc.ir.edit import modules
 from specc.ir.op import info
@@ -24,6 +25,7 @@ class ModuleInfo:
 
     `spec` is the resolved spec as plain values (never a path); `fingerprint` and `pipeline` identify spec and passes;
     `lines` maps dotted spec keys to 1-based lines of the YAML, for the comments; `spans` to their places, for findings.
+    `origins`, where it is given, is told which nodes each printed statement comes from.
     """
 
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -31,6 +33,7 @@ class ModuleInfo:
     pipeline: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)
     spans: Mapping[str, Span] = field(default_factory=dict)
+    origins: Origins | None = None
 
 
 @dataclass(frozen=True, slots=True)

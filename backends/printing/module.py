@@ -144,7 +144,8 @@ def _steps(dialect: Dialect, program: DecodeProgram, sources: HelperSources, mod
             call = signature(step, names, draft, verified)
             # Local names must not hide a helper that a later line needs: all kernels' names are kept free.
             reserved = {*PROVIDED, *sources.names, *dialect.reserved, *_op_names(program)}
-            made.append(print_step(dialect, step, graph, call, helper, reserved, module.lines, layered))
+            text = print_step(dialect, step, graph, call, helper, reserved, module.lines, layered, module.origins)
+            made.append(text)
     return made
 
 

@@ -22,6 +22,7 @@ from specc.backends.printing.liveness import Liveness, analyse, getitem_users, i
 from specc.backends.printing.loops import LoopPrinter
 from specc.backends.printing.names import Names
 from specc.backends.printing.naming import is_automatic, mentions, wanted_name
+from specc.backends.printing.origins import StepOrigins
 from specc.backends.printing.regions import Generated, RegionCall
 from specc.ir.loop import loop
 from specc.ir.op import info
@@ -53,17 +54,22 @@ class GraphPrinter:
         self.live = Liveness(frozenset())
         # Nodes that are printed as one tensor per layer (see by_layer.py).
         self.lists: frozenset[Node] = frozenset()
+        # Where it is asked for: what each statement comes from, and the nodes that are being printed.
+        self.origins: StepOrigins | None = None
+        self.at: tuple[Node, ...] = ()
 
     # Statements -----------------------------------------------------------------------------------------------
 
-    def emit(self, line: str) -> None:
-        """Append one statement at the current depth."""
+    def emit(self, line: str, *nodes: Node) -> None:
+        """Append one statement at the current depth, printed for `nodes`, else for those that are being printed."""
+        if self.origins is not None:
+            self.origins.statement(len(self.lines), nodes or self.at)
         self.lines.append(INDENT * self.depth + line)
 
     def nested(self) -> GraphPrinter:
         """A printer for a loop's body: one level deeper, into the same lines."""
         inner = GraphPrinter(self.dialect, self.helper, self.names, self.lines, self.depth + 1)
-        inner.lists = self.lists
+        inner.lists, inner.origins, inner.at = self.lists, self.origins, self.at
         return inner
 
     def assign(self, node: Node, value: Expr) -> Expr:
@@ -73,7 +79,7 @@ class GraphPrinter:
             self.flush(lambda text: mentions(text, name))
         else:
             name = self.names.fresh(wanted_name(node))
-        self.emit(f"{name} = {value.text}")
+        self.emit(f"{name} = {value.text}", node)
         self.env[node] = Expr(name)
         return self.env[node]
 
@@ -90,6 +96,8 @@ class GraphPrinter:
         """An Expr, or a list of printed items for lists and tuples."""
         if isinstance(value, Node):
             self.deferred.pop(value, None)
+            if self.origins is not None:
+                self.origins.use(value, self.at)
             return self.env[value]
         if isinstance(value, (list, tuple)):
             return [self.print_argument(item) for item in value]
@@ -112,10 +120,12 @@ class GraphPrinter:
         self.live = analyse(module, self.dialect) if live is None else live
         self.env.update(bindings)
         for unit in self.live.plan.order:
+            self.at = unit.nodes if isinstance(unit, RegionCall) else (unit,)
             if isinstance(unit, RegionCall):
                 self.print_region(unit)
             elif unit in self.live.nodes:
                 self.print_node(module, unit)
+        self.at = (output_node(module),)
         values: Any = output_node(module).args[0]
         return [self.whole(value) if position in self.live.outputs else None for position, value in enumerate(values)]
 

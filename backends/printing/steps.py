@@ -15,6 +15,7 @@ from specc.backends.printing.expression import ATOM, Expr
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.names import Names
+from specc.backends.printing.origins import Origins
 from specc.backends.printing.printer import INDENT, GraphPrinter, HelperName
 from specc.ir.port import Port
 
@@ -183,10 +184,12 @@ def print_step(
     reserved: Iterable[str],
     lines: Mapping[str, int],
     layered: frozenset[str] = frozenset(),
+    origins: Origins | None = None,
 ) -> str:
     """The function `run_<step>`; `layered` are the slots that it takes and returns by layer."""
     parameters = [part.split(":")[0].strip() for part in call.parameters.split(",")]
     printer = GraphPrinter(dialect, helper, Names({*reserved, *parameters}))
+    printer.origins = None if origins is None else origins.begin(step, module)
     ports: tuple[Port, ...] = output_node(module).meta["ports"]
     bound = bindings(module, step, call.sources)
     if dialect.by_layer:
@@ -196,6 +199,8 @@ def print_step(
     values = printer.print(module, bound)
     if dialect.by_layer:
         values = _own_memory(module, ports, values, layered, printer.lists)
+    if printer.origins is not None:
+        printer.origins.statement(len(printer.lines), printer.at)  # the return statement
     slots = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "slot"]
     results = [(port.name, value) for port, value in zip(ports, values, strict=True) if port.kind == "result"]
     head = f"def run_{step}({call.parameters}) -> "
