@@ -79,6 +79,26 @@ COMPILE_CODES: tuple[Code, ...] = (
         "specc bench tables no-such-file.json --by batch",
     ),
     Code(
+        "SPC295",
+        "prompts of an evaluation that are not there",
+        "An evaluation decodes published prompt sets, whose files are given as a folder: mt_bench/question.jsonl, "
+        "humaneval/HumanEval.jsonl.gz, gsm8k/test.jsonl.",
+        "specc bench eagle-pangu --model smollm2-135m-instruct --data no-such-folder",
+    ),
+    Code(
+        "SPC296",
+        "a sweep on Ray without the package",
+        "Sweeps run in local processes by default; `--ray` spreads them over a Ray cluster and needs `ray`.",
+        "specc bench eagle-pangu --ray",
+    ),
+    Code(
+        "SPC297",
+        "cells of an evaluation that failed",
+        "A cell of a sweep ended with an error; the others were measured. Run the command again: finished cells are "
+        "kept, failed ones are tried once more.",
+        "specc bench eagle-pangu --model no-such-model",
+    ),
+    Code(
         "SPC250",
         "passes in a wrong order",
         "A pass requires a property that no pass before it establishes, or that a pass in between loses. The order is "

@@ -7,6 +7,11 @@
 - `acceptance_rate`: accepted drafted tokens divided by drafted tokens (the root is not drafted).
 - `per_depth_acceptance[d - 1]`: share of the steps that accepted at least d drafted tokens.
 - `branch_steps`: steps whose accepted path holds a node that has an elder sibling.
+- `speed-up` of a turn: its speculative tokens per second divided by plain decoding's, by the same module. Of many
+  turns: the headline is total tokens by total time, speculative over plain; beside it stand the mean over the turns and
+  the percentiles of the turns' ratios.
+- `looping`: a turn of whose n-grams of 8 tokens `LOOPING` or more have occurred in it before. Repeated text is easy to
+  draft: such turns are reported apart.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # these import torch, which the numbers of a trace file don't need
     from specc.runtime.generate import BatchResult, RequestResult
     from specc.runtime.trace import StepTrace
+
+LOOPING = 0.05
+LOOP_NGRAM = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +108,76 @@ def stage_seconds(batches: Sequence[BatchResult]) -> dict[str, float]:
         for stage, seconds in batch.stage_seconds.items():
             total[stage] = total.get(stage, 0.0) + seconds
     return total
+
+
+def repeated_share(tokens: Sequence[int], length: int = LOOP_NGRAM) -> float:
+    """Share of a text's n-grams of `length` tokens that stood in it before; 0 for shorter texts."""
+    count = len(tokens) - length + 1
+    if count <= 0:
+        return 0.0
+    return 1.0 - len({tuple(tokens[place : place + length]) for place in range(count)}) / count
+
+
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether a text goes round in circles."""
+    return repeated_share(tokens) >= LOOPING
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie, linear between two. Raises ValueError for none."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """One turn decoded both ways by the same module: tokens of the steps (the prefill's is left out) and seconds."""
+
+    plain_tokens: int
+    plain_seconds: float
+    speculative_tokens: int
+    speculative_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """The turn's speed-up; 0 where a decoding took no step."""
+        if not (self.plain_tokens and self.plain_seconds and self.speculative_seconds):
+            return 0.0
+        return self.speculative_tokens / self.speculative_seconds * self.plain_seconds / self.plain_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """Speed-up over many turns; `turns` counts those that took a step."""
+
+    turns: int
+    headline: float
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {name: round(getattr(self, name), 4) for name in self.__dataclass_fields__}
+
+
+def speed_up(turns: Sequence[Paired]) -> SpeedUp | None:
+    """The speed-up over turns; None where none of them took a step."""
+    counted = [turn for turn in turns if turn.ratio > 0]
+    if not counted:
+        return None
+    ratios = [turn.ratio for turn in counted]
+    total = Paired(
+        sum(turn.plain_tokens for turn in counted),
+        sum(turn.plain_seconds for turn in counted),
+        sum(turn.speculative_tokens for turn in counted),
+        sum(turn.speculative_seconds for turn in counted),
+    )
+    tails = (percentile(ratios, share) for share in (0.5, 0.9, 0.99))
+    return SpeedUp(len(counted), total.ratio, sum(ratios) / len(ratios), *tails)
