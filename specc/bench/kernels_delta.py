@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from specc.bench import delta_peers, delta_tree_cases, delta_walk_cases
-from specc.bench.delta_inputs import BATCHES
+from specc.bench import delta_peers, delta_pending_search, delta_tree_cases, delta_walk_cases
+from specc.bench.delta_inputs import BATCHES, GEOMETRIES
 from specc.bench.gpu_timing import Report, Row, compiled_in_parallel, guarded, report, require_gpu
 from specc.bench.results import RESULTS
 from specc.bench.tune import best_of
@@ -45,27 +45,46 @@ def jobs(parts: Sequence[str]) -> list[partial[None]]:
 
 
 def tune(result: Report, seconds: float) -> Mapping[str, str]:
-    """The fastest configuration of the tree schedule by geometry, nodes and batch."""
+    """The fastest configuration of the tree schedule by geometry, nodes and batch, and of commits."""
     begin = time.monotonic()
+    tune_commits(result, seconds / 2)
     compiled_in_parallel(delta_tree_cases.jobs("search"))
     for geometry, nodes in delta_tree_cases.POINTS:
         for batch in BATCHES:
             if time.monotonic() - begin < seconds:
                 for row in guarded({"part": "search"}, delta_tree_cases.search(geometry, nodes, batch)):
                     result.add({"part": "search", **row})
-    return best_of(result.rows, ("geometry", "nodes", "batch"))
+    return best_of(result.rows, ("part", "kind", "geometry", "nodes", "batch"))
+
+
+def tune_commits(result: Report, seconds: float) -> None:
+    """Rows of the searches with factors pending and of the commit of all layers."""
+    begin = time.monotonic()
+    compiled_in_parallel(delta_pending_search.jobs())
+    for geometry in GEOMETRIES:
+        for row in guarded({"part": "search-commit"}, delta_pending_search.commit_search(geometry)):
+            result.add({"part": "search-commit", **row})
+    for geometry in GEOMETRIES:
+        for batch in BATCHES:
+            if time.monotonic() - begin < seconds:
+                for row in guarded({"part": "search-pending"}, delta_pending_search.pending_search(geometry, batch)):
+                    result.add({"part": "search-pending", **row})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; 1 if a configuration gave wrong results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=[*PARTS], help="only these (default: all but peers)")
+    parser.add_argument("--tune-commits", action="store_true", help="only search configurations of commits")
     parser.add_argument("--peers", action="store_true", help="with what is compared with, which has to be importable")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of kernels_delta.json")
     parser.add_argument("--seconds", type=float, default=240.0, help="start no further part after so many seconds")
     given = parser.parse_args(arguments)
     require_gpu("specc bench kernels --family delta")
     begin = time.monotonic()
+    if given.tune_commits:
+        tune_commits(report("tuning_commits", "specc.bench.kernels_delta", arguments, given.output), given.seconds)
+        return 0
     result = report("kernels_delta", "specc.bench.kernels_delta", arguments, given.output)
     parts = given.part or [part for part in PARTS if part != "peers"]
     parts += ["peers"] if given.peers and "peers" not in parts else []

@@ -31,7 +31,7 @@ def best_of(rows: Iterable[Row], keys: Sequence[str]) -> dict[str, str]:
     for row in rows:
         if row.get("wrong") or "us" not in row:
             continue
-        key = ", ".join(f"{name}={row[name]}" for name in keys)
+        key = ", ".join(f"{name}={row[name]}" for name in keys if name in row)
         if key not in best or row["us"] < best[key]["us"]:
             best[key] = row
     return {key: str(row["config"]) for key, row in best.items()}

@@ -78,12 +78,36 @@ def fold_all(at_state, at_pending, keep, weighted, decay, value,
         store_state(at_state + first, fold(state, weighted, rows, decay), value, column, K, V, BV, BK)
 
 
+@triton.jit
+def held(at_state, value, due, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):
+    """The chunks [BV,BK] of the state that a fold will change; nothing is read where none is due."""
+    tiles = ()
+    for first in tl.static_range(0, K, BK):
+        if (K % BK == 0) and (V % BV == 0):
+            tiles = tiles + (tl.load(at_state + first, mask=due, other=0.0),)
+        else:
+            inside = (value[:, None] < V) & (tl.arange(0, BK)[None, :] + first < K)
+            tiles = tiles + (tl.load(at_state + first, mask=inside & due, other=0.0),)
+    return tiles
+
+
+@triton.jit
+def fold_held(at_state, tiles, at_pending, keep, weighted, decay, value,
+              K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """As `fold_all` on tiles that are in registers: all chunks are independent of each other and of memory."""
+    for first in tl.static_range(0, K, BK):
+        column = tl.arange(0, BK)[None, :] + first
+        rows = load_chunk(at_pending + first, keep, column, K, BK)
+        more = fold(tl.zeros([BV, BK], tl.float32), weighted, rows, 0.0)
+        store_state(at_state + first, tl.fma(tiles[first // BK], decay, more), value, column, K, V, BV, BK)
+
+
 @triton.jit(do_not_specialize=["N", "P", "ROWS", "window"])
 def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, H, HV,
                      stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
                      K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
                      BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     PDL: tl.constexpr):  # fmt: skip
+                     HOLD: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B). o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K] is written where folds are due.
 
     `work`: what phase 1 wrote. R = 0: nothing is pending; else R >= P, the length of a path through ROWS pending rows.
@@ -112,6 +136,8 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
         at_u = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
         weighted = tl.load(at_u, mask=keep[None, :] & (value[:, None] < V), other=0.0)
     acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
+    if (R > 0) and HOLD:
+        tiles = held(at_state, value, waiting >= tl.maximum(window, 1), K, V, BV, BK)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if R > 0:
@@ -120,7 +146,10 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
         if waiting >= tl.maximum(window, 1):
             rates = tl.load(at_more + R * 2 * T + tl.arange(0, R))
             at_pending = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
-            fold_all(at_state, at_pending, keep, weighted * rates[None, :], decay, value, K, V, BV, BK)
+            if HOLD:
+                fold_held(at_state, tiles, at_pending, keep, weighted * rates[None, :], decay, value, K, V, BV, BK)
+            else:
+                fold_all(at_state, at_pending, keep, weighted * rates[None, :], decay, value, K, V, BV, BK)
         near = tl.load(at_more + tl.arange(0, R)[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :])
         acc = dot_float32(weighted, near, acc * decay)
     outputs, factors = tail(acc, values, work, N, BV, T)

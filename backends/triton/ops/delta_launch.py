@@ -200,7 +200,8 @@ def launch_apply(
         waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         K=keys, V=values, T=power_of_two(nodes, 16), R=0 if pending is None else pending_room(pending), BV=block,
-        BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None, PDL=beside,
+        BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None,
+        HOLD=config.hold, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 

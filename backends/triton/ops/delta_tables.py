@@ -15,7 +15,8 @@ ALWAYS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class TreeConfig:
-    """The tree schedule: tiles [bv,bk] of the state in the second phase; `pieces`: bfloat16 pieces of the state."""
+    """The tree schedule: tiles [bv,bk] of the state in the second phase; `pieces`: bfloat16 pieces of the state;
+    `hold`: where factors are folded in, tiles are held in registers instead of being read again behind phase 1."""
 
     bv: int
     bk: int
@@ -24,6 +25,7 @@ class TreeConfig:
     prepare_warps: int = 1
     prepare_bk: int = 256
     pieces: int = 2
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from specc.backends.triton.ops.delta import (
     delta_rule_commit_,
 )
 from specc.backends.triton.ops.delta_launch import Gate, launch_walk, outputs_of, rows_of
-from specc.backends.triton.ops.delta_tables import TREE, WalkConfig, commit_config, tree_config, walk_config
+from specc.backends.triton.ops.delta_tables import TREE, TreeConfig, WalkConfig, commit_config, tree_config, walk_config
 from specc.backends.triton.ops.delta_variants import PREFIXES, TREE_OPERANDS, variant
 from specc.backends.triton.ops.delta_verify import table_of
 from specc.ir import ops
@@ -189,6 +189,21 @@ def test_pending_factors(schedule: str, window: int) -> None:
     again = called("delta_rule_verify_pending_", case.with_(state=state), schedule, **more)
     assert torch.equal(state, after)
     assert torch.equal(again[1], u)
+
+
+@pytest.mark.parametrize("size", [16, 24])
+def test_tiles_that_are_held_for_a_fold(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other form of the fold, on whole tiles and on tiles that stick out, with sequences that are not due."""
+    held = TreeConfig(bv=16, bk=16, warps=4, stages=2, prepare_bk=16, pieces=3, hold=True)
+    monkeypatch.setattr("specc.backends.triton.ops.delta_launch.tree_config", lambda *_: held)
+    case = operands([FORKED[0]] * 3, [5, 5, 5], heads=(1, 2), sizes=(size, size))
+    factors, states = pending_of(case, 3)
+    count, path = torch.tensor([0, 2, 3]), torch.tensor([[2, 2, 2], [0, 1, 2], [0, 1, 2]])
+    after, o, u = called("delta_rule_verify_pending", case, "tree", **waiting(factors, path, count, 2, "tree"))
+    at = torch.stack([states[c][b] for b, c in enumerate(count.tolist())])
+    check(case, o, u, exact(case.with_(state=at)), BOUND)
+    assert torch.equal(after[0], case.state[0])
+    assert relative(after[1:], at[1:].double(), at[1:].double()) <= 2e-7
 
 
 @pytest.mark.parametrize("schedule", ["tree", "serial"])
