@@ -33,6 +33,8 @@ DRAFTS = {
     "choices: [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]",
     "dynamic": "method: draft_model, family: llama, config: *model, tree: dynamic, top_k: 3, num_steps: 3, "
     "num_speculative_tokens: 7",
+    "bigram": "method: bigram, config: {candidates_per_token: 5}, tree: dynamic, top_k: 3, num_steps: 3, "
+    "num_speculative_tokens: 7",
     "none": "method: none",
 }
 
