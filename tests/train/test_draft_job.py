@@ -26,6 +26,7 @@ def arguments(folder: Path, family: str, of: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "of"), [("llama", "output"), ("gated_deltanet", "readout"), ("gated_deltanet", "output")]
 )

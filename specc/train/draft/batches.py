@@ -61,10 +61,14 @@ def predicted_rows(length: int, prompt: int) -> npt.NDArray[np.int64]:
     return np.arange(max(prompt - 2, 0), length - 2, dtype=np.int64)
 
 
-def split(texts: Sequence[Text], share: float) -> tuple[list[Text], list[Text]]:
-    """Training texts, and the last `share` of all (at least one where there are two) held out."""
-    held_out = min(max(1, round(len(texts) * share)), len(texts) - 1) if len(texts) > 1 else 0
-    return list(texts[: len(texts) - held_out]), list(texts[len(texts) - held_out :])
+def split(texts: Sequence[Text], every: int) -> tuple[list[Text], list[Text]]:
+    """Training texts, and every `every`-th text (at least one where there are two) held out, so that all kinds of
+    prompts are in both parts."""
+    first = min(every, len(texts)) - 1
+    if first < 1:
+        return list(texts), []
+    held_out = set(range(first, len(texts), every))
+    return [text for i, text in enumerate(texts) if i not in held_out], [texts[i] for i in sorted(held_out)]
 
 
 def make_batch(texts: Sequence[Text]) -> Batch:

@@ -18,8 +18,7 @@ prompts.
 
 ## Measured
 
-Along {rows:,} positions of {held_out_texts} held-out texts (the last 2% of the training text, written by the target
-itself, never trained on), teacher-forced, with the weights as stored:
+Along {rows:,} positions of {held_out_texts} held-out texts (every 50th of what the target wrote, never trained on), teacher-forced, with the weights as stored:
 
 {agreement}
 

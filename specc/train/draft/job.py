@@ -1,4 +1,4 @@
-"""`specc train draft`: training text, draft vocabulary, head, training, export and card; each goes on where it stopped."""
+"""`specc train draft`: text, vocabulary, head, training, export and card; each goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from specc.train.draft.teacher import Teacher
 from specc.train.draft.vocabulary import coverage, draft_vocabulary, token_counts
 from specc.train.target import device_name
 
-HELD_OUT = 0.02
+HELD_OUT_EVERY = 50
 MOST_HELD_OUT = 256
 FIT_BATCHES, FIT_TEXTS = 8, 8
 KEPT_SHARE = 0.4
@@ -150,7 +150,7 @@ def _material(job: Job, eagle: EagleGeometry, fingerprint: str) -> Material:
     texts = usable(((ids.numpy(), prompt) for ids, prompt in store), job.config.train.sequence)
     if len(texts) < 2:
         raise _too_little(f"{folder} has {len(texts)} usable texts")
-    train, held_out = split(texts, HELD_OUT)
+    train, held_out = split(texts, HELD_OUT_EVERY)
     counts, unseen = (_emitted(part, eagle.vocab_size) for part in (train, held_out))
     draft_ids = draft_vocabulary(counts, eagle.draft_vocab_size)
     facts = {
@@ -254,6 +254,7 @@ def _export(job: Job, trainer: DraftTrainer, material: Material, result: dict[st
     _write(job, folder, result)
     if job.trial is not None:
         say("decoding held-out prompts with the compiled module")
+        torch.set_float32_matmul_precision("highest")
         result["compiled"] = compiled_acceptance(job.loaded, job.model, folder, material.held_out, job.trial)
         _write(job, folder, result)
     return result
@@ -261,8 +262,9 @@ def _export(job: Job, trainer: DraftTrainer, material: Material, result: dict[st
 
 def _write(job: Job, folder: Path, result: dict[str, Any]) -> None:
     write_json(folder / RECIPE, result)
-    write_text(folder / LOG, (job.out / LOG).read_text("utf-8"))
-    write_text(folder / "README.md", card_text(folder.parent.name, result))
+    if (job.out / LOG).is_file():
+        write_text(folder / LOG, (job.out / LOG).read_text("utf-8"))
+    write_text(folder / "README.md", card_text(f"{job.loaded.spec.name}: draft head", result))
 
 
 def log_line(record: dict[str, Any]) -> str:

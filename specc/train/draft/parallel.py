@@ -31,7 +31,7 @@ class World:
         if self.size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        return DistributedDataParallel(model, device_ids=ids)
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over all processes, in a new tensor."""
