@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "compile": "compile a spec to a standalone Python module",
     "check": "property-based run: passes, invariants, generated module",
     "run": "decode prompts with a model by the compiled spec",
+    "report": "write one HTML page of results, a trace and a compiled spec",
     "trace": "compare two traces, export one as a timeline, sum one up",
     "bench": "kernels, end to end, budget sweep, ablations: tables, plots, JSON",
     "show": "print a spec's program, after a pass",

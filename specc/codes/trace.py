@@ -42,4 +42,32 @@ TRACE_CODES: tuple[Code, ...] = (
         "put together in one.",
         "cat a.jsonl b.jsonl > both.jsonl; specc trace summary both.jsonl",
     ),
+    Code(
+        "SPC485",
+        "the results cannot be read",
+        "The folder has no .json files, or a file is missing, unreadable or larger than 64 MiB. `specc bench NAME` "
+        "writes result files.",
+        "specc report an-empty-folder -o report.html",
+    ),
+    Code(
+        "SPC486",
+        "a result file is malformed",
+        "A result file is one JSON object. Its `tables`, `heat_maps`, `curves` and `by_depth` have the keys that "
+        "specc/report/results.py describes: a heat map has as many rows and columns as its axes have values, a curve "
+        "as many x as y, and `kind` is one of measured, simulated, modelled, reported.",
+        '{"heat_maps": [{"name": "budget", "x": {"title": "depth", "values": [1, 2]}}]}',
+    ),
+    Code(
+        "SPC487",
+        "there is nothing to report on",
+        "A report shows result files (RESULTS_DIR), a trace (--trace) or a spec (--spec): at least one of them.",
+        "specc report -o report.html",
+    ),
+    Code(
+        "SPC488",
+        "plots need matplotlib",
+        "The page draws its charts itself. PNG files are drawn by matplotlib, which is not installed: "
+        "pip install 'specc[bench]'.",
+        "specc report results --plots plots -o report.html",
+    ),
 )
