@@ -183,12 +183,17 @@ class GatedDeltaDecoding:
 
     def __init__(self, target: GatedDeltaTarget, batch: int, capacity: int) -> None:
         d, device = target.delta, target.embedding.device
-        self.target, self.attended, self.capacity = target, capacity, capacity
+        self.target, self.attended = target, capacity
         shape = (target.num_layers, batch, d.num_value_heads, d.value_dim, d.key_dim)
         self.state = torch.zeros(shape, device=device)
         self.recent = torch.zeros(target.num_layers, batch, max(d.conv_size - 1, 0), d.conv_channels, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.rows = torch.arange(batch, device=device)
+
+    @property
+    def attended_sizes(self) -> tuple[int, ...]:
+        """A state has one size."""
+        return (self.attended,)
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specc.models.geometry import Geometry, RopeScaling
 
 ATTENDED_STEP = 128
-"""Columns of context that a step reads are a multiple of this, unless the cache is smaller."""
+"""Columns of context that a step reads are a multiple of this, or the whole cache."""
+CAPACITY_STEP = 16
+# Not cuDNN's: it plans anew for every shape, and prompts have many.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Weights = Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -157,6 +161,7 @@ class LlamaTarget:
         features = torch.cat([shown[layer] for layer in layers], -1) if layers else hidden.new_empty(*ids.shape, 0)
         return features, self.normed(hidden).unflatten(0, ids.shape)
 
+    @sdpa_kernel(BACKENDS)
     def forward(
         self,
         ids: Tensor,
@@ -230,7 +235,8 @@ class LlamaDecoding:
 
     def __init__(self, target: LlamaTarget, batch: int, capacity: int) -> None:
         g, like = target.geometry, target.embedding
-        capacity = -(-capacity // ATTENDED_STEP) * ATTENDED_STEP if capacity > ATTENDED_STEP else capacity
+        # Kernels want masks whose rows are aligned.
+        capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
         # Zeros, not memory as it comes: columns that are not written yet are read, with weight 0.
         shape = (g.num_hidden_layers, 2, batch, capacity, g.num_key_value_heads, g.head_dim)
         self.cache = like.new_zeros(shape)
@@ -241,9 +247,10 @@ class LlamaDecoding:
         self.tables = target.tables(capacity)
 
     @property
-    def capacity(self) -> int:
-        """Tokens that a row can hold."""
-        return self.cache.shape[3]
+    def attended_sizes(self) -> tuple[int, ...]:
+        """Columns that a step may read."""
+        capacity = self.cache.shape[3]
+        return (*range(ATTENDED_STEP, capacity, ATTENDED_STEP), capacity)
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -261,6 +268,7 @@ class LlamaDecoding:
         return self.target.logits(self.target.normed(last))
 
     @torch.no_grad()
+    @sdpa_kernel(BACKENDS)
     def step(self, tokens: Tensor, active: Tensor | None = None) -> Tensor:
         """Append tokens [B]; logits [B,V]."""
         g, batch = self.target.geometry, len(tokens)

@@ -21,16 +21,16 @@ from specc.train.draft.llama import LlamaTarget
 class Decoding(Protocol):
     """A batch of texts under way: one cache row per text, all of them on the device.
 
-    `lengths` [B] are the tokens that each row holds. A step writes at most `attended` columns of context: whoever
-    knows that all rows are shorter may lower it (a multiple of `ATTENDED_STEP`) so that less is read; targets without
-    a cache of positions have no use for it.
+    `lengths` [B] are the tokens that each row holds. A step reads `attended` columns of context: whoever knows that
+    all rows stay shorter may set it to another one of `attended_sizes`, so that less is read.
     """
 
     lengths: Tensor
     attended: int
 
     @property
-    def capacity(self) -> int: ...
+    def attended_sizes(self) -> tuple[int, ...]:
+        """What `attended` may be, from small to large; the last one is the capacity."""
 
     def prefill(self, ids: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Tensor:
         """Begin texts anew: ids [n,T] padded on the right, lengths [n], rows [n] (all B where absent); logits [n,V]
