@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
     parser.add_argument("--model", required=True, metavar="DIR|NAME", help="the target: a folder, or a fetched model")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of text, checkpoint and head")
-    parser.add_argument("--kind", choices=("eagle3", "bigram"), default="eagle3", help="default: eagle3")
+    parser.add_argument("--kind", choices=("eagle3", "bigram"), help="default: the spec's draft.method")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     _text_arguments(parser.add_argument_group("training text"))
@@ -77,13 +77,17 @@ def _training_arguments(how: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specc.train.draft.job import prepare, train_draft
+    from specc.train.draft.job import count_bigram, prepare, train_draft
     from specc.train.draft.parallel import opened
 
     job = make_job(args)
     if args.texts_only:
         with opened(args.device) as world:
             prepare(job, world, say)
+        return 0
+    if (args.kind or job.loaded.spec.draft.method) == "bigram":
+        facts = count_bigram(job, say)
+        print(json.dumps(facts, sort_keys=True) if args.json else f"{args.out / 'head'}: {facts['pairs']:,} pairs")
         return 0
     result = train_draft(job, say)
     if not result:

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specc.cli import main
+from specc.models.bigram import read_bigram
 from specc.models.checkpoint import checkpoint_headers
+from specc.spec import load
 from tests.train.draft_stand import write_model, write_spec, write_texts
 
 QUICK = ["--batch", "8", "--sequence", "64", "--log-every", "5", "--trial-prompts", "2", "--trial-tokens", "12"]
@@ -53,3 +56,20 @@ def test_a_trained_head_decodes_in_the_compiled_module(
     card = (head / "README.md").read_text("utf-8")
     assert "EAGLE-3 draft head for `model`" in card
     assert str(tmp_path) not in card + (head / "recipe.json").read_text("utf-8")
+
+
+def test_bigram_tables_are_counted_from_the_same_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = {"method": "bigram", "tree": "dynamic", "num_speculative_tokens": 6, "num_steps": 3, "top_k": 2}
+    loaded = write_spec(tmp_path / "eagle.yaml", "llama", "output")
+    given = arguments(tmp_path, "llama", "output", "--json")
+    mapping = yaml.safe_load((tmp_path / "eagle.yaml").read_text("utf-8"))
+    (tmp_path / "bigram.yaml").write_text(yaml.safe_dump(mapping | {"draft": draft}), "utf-8")
+    given[2] = str(tmp_path / "bigram.yaml")
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == 100
+    geometry = load(tmp_path / "bigram.yaml", []).spec.bigram_geometry
+    assert geometry is not None
+    assert read_bigram(tmp_path / "out" / "head", geometry)[0].shape == (48, 8)
+    assert loaded.spec.bigram_geometry is None
+    given[2] = str(tmp_path / "eagle.yaml")
+    assert main([*given, "--kind", "bigram"]) == 2

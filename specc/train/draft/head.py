@@ -48,7 +48,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """x [B,M,2H] -> [B,M,H]."""
         q, k, v = (part(x).unflatten(-1, (-1, self.head_dim)) for part in (self.q_proj, self.k_proj, self.v_proj))
-        return self.o_proj(attend(rotate(q, rotary), rotate(k, rotary), v).flatten(-2))  # type: ignore[no-any-return]
+        return self.o_proj(attend(rotate(q, rotary), rotate(k, rotary), v).flatten(-2))
 
 
 class GatedMLP(nn.Module):
@@ -61,7 +61,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(g.intermediate_size, g.hidden_size, bias=g.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class MidLayer(nn.Module):
@@ -79,7 +79,7 @@ class MidLayer(nn.Module):
         """residual (the feature) and embedded [B,M,H] -> the head's output before its final norm [B,M,H]."""
         x = torch.cat((self.input_layernorm(embedded), self.hidden_norm(residual)), -1)
         residual = residual + self.self_attn(x, rotary, attend)
-        return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
+        return residual + self.mlp(self.post_attention_layernorm(residual))
 
 
 class EagleHead(nn.Module):
@@ -129,7 +129,7 @@ class EagleHead(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """fc: aux features [B,M,F] -> [B,M,H], in the precision of the residual stream."""
-        return self.fc(features.to(self.fc.weight.dtype)).to(self.norm.weight.dtype)  # type: ignore[no-any-return]
+        return self.fc(features.to(self.fc.weight.dtype)).to(self.norm.weight.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [B,M,H]."""
@@ -137,7 +137,7 @@ class EagleHead(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Outputs before the final norm [...,H] -> logits over the draft vocabulary [...,Vd]."""
-        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+        return self.lm_head(self.norm(hidden))
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

@@ -22,6 +22,7 @@ from specc.output import make_folder, write_json, write_text
 from specc.runtime.model_folder import check_target
 from specc.spec import LoadedSpec
 from specc.train.draft.batches import Plan, Text, make_batch, split, usable
+from specc.train.draft.bigram import build_bigram, write_bigram
 from specc.train.draft.card import card_text
 from specc.train.draft.evaluate import Trial, agreement, compiled_acceptance
 from specc.train.draft.export import export_head, head_config, round_to_stored
@@ -29,7 +30,7 @@ from specc.train.draft.head import EagleHead
 from specc.train.draft.initialise import initialise, initialise_fc
 from specc.train.draft.loop import CHECKPOINT, LOG, DraftConfig, DraftTrainer
 from specc.train.draft.parallel import World, opened
-from specc.train.draft.store import read_index, read_store
+from specc.train.draft.store import StoreIndex, Texts, read_index, read_store
 from specc.train.draft.targets import FrozenTarget, load_target, target_fingerprint
 from specc.train.draft.teacher import Teacher
 from specc.train.draft.vocabulary import coverage, draft_vocabulary, token_counts
@@ -120,13 +121,31 @@ def train_draft(job: Job, say: Say) -> dict[str, Any]:
         return _export(job, trainer, material, result, quiet)
 
 
+def count_bigram(job: Job, say: Say) -> dict[str, Any]:
+    """Make OUT/head a bigram drafter of the same training text. Returns what was counted. SPC475 for another spec."""
+    geometry = job.loaded.spec.bigram_geometry
+    if geometry is None:
+        raise _no_head(job.loaded, "no table to count", "a spec with `method: bigram` has one")
+    with opened(job.device) as world:
+        _, fingerprint = prepare(job, world, say)
+        index, texts = _store(job, fingerprint)
+        made = build_bigram(texts, geometry.vocab_size, geometry.candidates_per_token)
+        facts = {"target": {"name": job.model.resolve().name, "fingerprint": fingerprint}, "counts": index.counts}
+        if world.first:
+            write_bigram(job.out / HEAD, made, facts)
+    return made.facts
+
+
+def _no_head(loaded: LoadedSpec, what: str, help_text: str) -> DiagnosticError:
+    message = f"`draft.method: {loaded.spec.draft.method}` has {what}"
+    return DiagnosticError([error("SPC475", message, loaded.source.span("draft", "method"), help=help_text)])
+
+
 def _trainable(loaded: LoadedSpec) -> EagleGeometry:
     """The head's geometry; SPC475 where there is none, or one that is not trained here."""
     eagle = loaded.spec.eagle_geometry
     if loaded.spec.draft.method != "eagle3" or eagle is None:
-        message = f"`draft.method: {loaded.spec.draft.method}` has no head to train"
-        span = loaded.source.span("draft", "method")
-        raise DiagnosticError([error("SPC475", message, span, help="a spec with `method: eagle3` has one")])
+        raise _no_head(loaded, "no head to train", "a spec with `method: eagle3` has one")
     if eagle.hidden_size != eagle.target_hidden_size:
         message = f"a head of width {eagle.hidden_size} on a target of width {eagle.target_hidden_size} is not trained"
         span = loaded.source.span("draft", "config")
@@ -140,16 +159,21 @@ def _too_little(reason: str) -> DiagnosticError:
     return DiagnosticError([error("SPC476", f"too little training text: {reason}", help=help_text)])
 
 
-def _material(job: Job, eagle: EagleGeometry, fingerprint: str) -> Material:
-    """Read and split the texts, and choose the draft vocabulary. SPC476 for too little text, or another target's."""
+def _store(job: Job, fingerprint: str) -> tuple[StoreIndex, Texts]:
+    """The training text. SPC478 where there is none, SPC476 for that of another target."""
     folder = job.texts or job.out / TEXTS
     index = read_index(folder)
     if index.target != fingerprint:
         raise _too_little(f"{folder} was written by another target")
-    store = read_store(folder)
+    return index, read_store(folder)
+
+
+def _material(job: Job, eagle: EagleGeometry, fingerprint: str) -> Material:
+    """Read and split the texts, and choose the draft vocabulary. SPC476 for too little text, or another target's."""
+    index, store = _store(job, fingerprint)
     texts = usable(((ids.numpy(), prompt) for ids, prompt in store), job.config.train.sequence)
     if len(texts) < 2:
-        raise _too_little(f"{folder} has {len(texts)} usable texts")
+        raise _too_little(f"there are {len(texts)} usable texts")
     train, held_out = split(texts, HELD_OUT_EVERY)
     counts, unseen = (_emitted(part, eagle.vocab_size) for part in (train, held_out))
     draft_ids = draft_vocabulary(counts, eagle.draft_vocab_size)
