@@ -30,7 +30,7 @@ SECTIONS = {
 }
 WORDS = sorted(
     {name for model in SECTIONS.values() for name in model.model_fields}
-    | {"eagle3", "draft_model", "prompt_lookup", "none", "chain", "static", "dynamic", "rejection", "typical"}
+    | {"eagle3", "draft_model", "bigram", "prompt_lookup", "none", "chain", "static", "dynamic", "rejection", "typical"}
     | {"true_q", "target_only", "path_index", "length", "deferred", "factors", "default", "all", "qwen3"}
 )
 FRAGMENTS = st.sampled_from(
@@ -165,7 +165,9 @@ def legal_specs(draw: st.DrawFn) -> dict[str, Any]:
         sizes |= {"num_heads": 2, "head_dim": 32}
     else:
         sizes |= {"num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 8192}
-    method = draw(st.sampled_from(["none", "prompt_lookup", "draft_model"] + ["eagle3"] * (family != "gated_deltanet")))
+    method = draw(
+        st.sampled_from(["none", "prompt_lookup", "bigram", "draft_model"] + ["eagle3"] * (family != "gated_deltanet"))
+    )
     tree = draw(st.sampled_from(["chain", "dynamic", "static"]))
     spec: dict[str, Any] = {"specc": 1, "name": "demo", "target": {"family": family, "config": sizes}}
     draft: dict[str, Any] = {"method": method}
@@ -178,7 +180,7 @@ def legal_specs(draw: st.DrawFn) -> dict[str, Any]:
     if method == "draft_model":
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
         draft |= {"family": draw(st.sampled_from(["llama", "qwen3", "pangu"])), "config": {**sizes, "vocab_size": 256}}
-    if method in ("draft_model", "eagle3") and tree != "static" and draw(st.booleans()):
+    if method in ("bigram", "draft_model", "eagle3") and tree != "static" and draw(st.booleans()):
         draft["prune"] = {"min_path_log_prob": draw(st.floats(-9, 0))}
     accept = draw(st.sampled_from(["greedy", "rejection", "typical"]))
     spec |= {"draft": draft, "accept": {"method": accept, "lossless": accept != "typical"}}

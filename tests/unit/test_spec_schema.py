@@ -62,6 +62,8 @@ def test_schema_accepts_shipped_specs(validator: jsonschema.Draft7Validator, pat
         ("draft: {method: eagle3, tree: chain, top_k: 2}\n", "$.draft.top_k"),
         ("draft: {method: draft_model}\n", "$.draft"),
         ("draft: {method: eagle3, config: {draft_vocab: 3}}\n", "$.draft.config"),
+        ("draft: {method: bigram, config: {draft_vocab_size: 3}}\n", "$.draft.config"),
+        ("draft: {method: bigram, window: 3}\n", "$.draft.window"),
         ("accept: {method: typical}\n", "$.accept"),
         ("accept: {method: typical, lossless: true}\n", "$.accept.lossless"),
         ("accept: {method: greedy, rule: true_q}\n", "$.accept.rule"),

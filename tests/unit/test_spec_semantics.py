@@ -9,6 +9,7 @@ from specc.diagnostics import SpecError
 from specc.spec import loads
 
 EAGLE = SPEC_START + "draft: {method: eagle3, "
+BIGRAM = SPEC_START + "draft: {method: bigram, "
 LOOKUP = SPEC_START + "draft: {method: prompt_lookup, "
 SAMPLED = "sampling: {temperature: 1.0}\n"
 MODEL = (
@@ -59,6 +60,15 @@ def codes(text: str) -> list[str]:
         (EAGLE + "tree: dynamic, top_k: 8, config: {draft_vocab_size: 8}}\n",
          EAGLE + "tree: dynamic, top_k: 9, config: {draft_vocab_size: 8}}\n", "SPC126"),
         (EAGLE + "config: {draft_vocab_size: 256}}\n", EAGLE + "config: {draft_vocab_size: 257}}\n", "SPC121"),
+        (BIGRAM + "tree: dynamic, top_k: 8}\n", BIGRAM + "tree: dynamic, top_k: 9}\n", "SPC126"),
+        (BIGRAM + "config: {vocab_size: 256}}\n", BIGRAM + "config: {vocab_size: 255}}\n", "SPC121"),
+        (BIGRAM + "config: {candidates_per_token: 256}}\n",
+         BIGRAM + "config: {candidates_per_token: 257}}\n", "SPC121"),
+        (BIGRAM + "tree: dynamic}\naccept: {method: rejection, rule: target_only}\n" + SAMPLED,
+         BIGRAM + "tree: dynamic}\naccept: {method: rejection, rule: true_q}\n" + SAMPLED, "SPC132"),
+        (BIGRAM + "prune: {min_path_log_prob: -1}}\n", BIGRAM + "window: 4}\n", "SPC100"),
+        (BIGRAM + "tree: static, choices: [[0], [7]]}\n",
+         BIGRAM + "tree: static, choices: [[0], [8]]}\n", "SPC126"),
         (MODEL, MODEL.replace("vocab_size: 256, max_position_embeddings: 128", "vocab_size: 255"), "SPC121"),
         (EAGLE + "aux_hidden_state_layer_ids: [0, 1], aux_hidden_state_of: input}\n",
          EAGLE + "aux_hidden_state_layer_ids: [0, 2], aux_hidden_state_of: input}\n", "SPC122"),

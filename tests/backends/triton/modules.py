@@ -107,6 +107,16 @@ DRAFTS: Mapping[str, dict[str, Any]] = {
         "prune": {"path_log_prob_margin": 8.0},
     },
     "model chain": {"method": "draft_model", "tree": "chain", "num_speculative_tokens": 3},
+    "bigram": {
+        "method": "bigram",
+        "tree": "dynamic",
+        "num_speculative_tokens": 6,
+        "num_steps": 3,
+        "top_k": 2,
+        "config": {"candidates_per_token": 4},
+    },
+    "bigram chain": {"method": "bigram", "tree": "chain", "num_speculative_tokens": 3},
+    "bigram static": {"method": "bigram", "tree": "static", "choices": [[0], [2], [0, 1], [2, 0], [0, 1, 0]]},
     "eagle": {
         "method": "eagle3",
         "tree": "dynamic",
@@ -199,7 +209,11 @@ def built(compilation: Compilation, name: str, program: DecodeProgram | None = N
     """The module of a compilation (or of another program with its source) with the spec's random weights."""
     spec, program = compilation.loaded.spec, program or compilation.program
     module = import_source(source or compilation.source, f"specc_{name.replace(' ', '_')}")
-    drawn = {name: cast(value, getattr(torch, spec.runtime.dtype)) for name, value in logical_weights(spec, 1).items()}
+    own, declared = getattr(torch, spec.runtime.dtype), compilation.naive.weights
+    drawn = {
+        name: cast(value, declared[name].dtype if name in declared else own)
+        for name, value in logical_weights(spec, 1).items()
+    }
     wanted = program_weights(program.weights, compilation.naive, drawn)
     slots = {name: slot for name, slot in program.slots.items() if slot.alias is None}
     return Generated(name, module, slots, module.Weights(**wanted))

@@ -16,6 +16,7 @@ QUICK = (
     Cell("qwen3", "static tree", "path", "true_q"),
     Cell("llama", "eagle", "path"),
     Cell("delta", "lookup tree", "windowed"),
+    Cell("llama", "bigram", "path"),
     Cell("experts", "lookup tree", "deferred"),
 )
 SLOW = (
@@ -26,6 +27,9 @@ SLOW = (
     Cell("qwen3", "model chain", "length", "true_q"),
     Cell("llama", "chain", "path", "typical"),
     Cell("llama", "eagle", "path, deferred", "target_only"),
+    Cell("llama", "bigram static", "path, deferred", "target_only"),
+    Cell("pangu", "bigram chain", "length"),
+    Cell("delta", "bigram", "windowed"),
     Cell("delta", "chain", "windowed", schedule="hybrid"),
     Cell("delta", "lookup tree", "replay", schedule="replay"),
     Cell("delta", "lookup tree", "snapshots", schedule="serial"),
