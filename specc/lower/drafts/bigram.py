@@ -18,7 +18,7 @@ from specc.lower.config import DraftConfig
 from specc.lower.context import LowerContext
 from specc.lower.drafts.chain import chain_of
 from specc.lower.drafts.children import child_scores, keep_likely
-from specc.lower.drafts.dynamic import Candidates, beside, best_of, choose, joined, numbered, pack
+from specc.lower.drafts.dynamic import Candidates, best_of, choose, joined, numbered, pack
 from specc.lower.drafts.result import Draft
 from specc.lower.drafts.state import PREFIX
 from specc.lower.drafts.static import Shape, at_parents, placed
@@ -61,15 +61,11 @@ def _next(b: GraphBuilder, tables: Mapping[str, Node], token: Node) -> tuple[Nod
 
 def _chain(b: StepBuilder, ctx: LowerContext, draft: DraftConfig, tables: dict[str, Node], root: Node) -> Draft:
     """Node i + 1 is the best follower of node i: a loop that carries the token [B,1]."""
-    inside = BodyBuilder("step", carried={"token": root}, sliced={}, invariant=tables, keys=b.keys)
-    token, log_prob = (
-        inside.call(aten.squeeze.dim, part, 2)
-        for part in _next(inside, {name: inside[name] for name in TABLES}, inside["token"])
-    )
-    stacked = inside.close(b, ctx.nodes - 1, [token, token, log_prob], "chain")[1:]
-    # [N-1, B, 1] -> [B, N-1]
-    merged = [b.call(aten.transpose.int, b.call(aten.squeeze.dim, part, 2), 0, 1) for part in stacked]
-    return chain_of(b, draft, merged[0], merged[1])
+    inside = BodyBuilder("token", carried={"token": root}, sliced={}, invariant=tables, keys=b.keys)
+    found = _next(inside, {name: inside[name] for name in TABLES}, inside["token"])
+    token, log_prob = (inside.call(aten.squeeze.dim, part, 2) for part in found)
+    tokens, log_probs = inside.close(b, ctx.nodes - 1, [token, token, log_prob], "chain")[1:]
+    return chain_of(b, draft, tokens, log_probs)
 
 
 def _dynamic(b: StepBuilder, ctx: LowerContext, draft: DraftConfig, tables: dict[str, Node], root: Node) -> Draft:
@@ -86,13 +82,17 @@ def _later_levels(outer: StepBuilder, draft: DraftConfig, tables: dict[str, Node
     zero = outer.call(aten.zeros_like.default, first.token)
     number = outer.call(aten.add.Tensor, zero, outer.call(ops.iota, zero, width), name="frontier")
     carried = {"token": first.token, "number": number, "score": first.score}
-    b = BodyBuilder("step", carried=carried, sliced={}, invariant=tables, keys=outer.keys)
+    # Levels side by side along dim 1, as tokens are: the whole tree can then be one kernel.
+    b = BodyBuilder("token", carried=carried, sliced={}, invariant=tables, keys=outer.keys)
     token, log_prob = _next(b, {name: b[name] for name in TABLES}, b["token"])
     found = numbered(b, token, log_prob, child_scores(b, b["score"], log_prob))
     after, _ = best_of(b, found, width)
-    stacked = [found.token, found.parent, found.log_prob, found.score]
-    results = b.close(outer, draft.num_steps - 1, [*(after[name] for name in carried), *stacked], "levels")
-    return beside(outer, results[len(carried) :])
+    level = [
+        b.call(aten.unsqueeze.default, part, 1) for part in (found.token, found.parent, found.log_prob, found.score)
+    ]
+    results = b.close(outer, draft.num_steps - 1, [*(after[name] for name in carried), *level], "levels")
+    # [B, levels, K*K] -> [B, levels*K*K]
+    return Candidates(*(outer.call(aten.flatten.using_ints, part, 1, 2) for part in results[len(carried) :]))
 
 
 def _static(b: StepBuilder, ctx: LowerContext, draft: DraftConfig, geometry: BigramGeometry) -> Draft:
