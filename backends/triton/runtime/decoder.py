@@ -22,6 +22,7 @@ from specc.backends.printing.runtime.decoder import (
 )
 from specc.backends.printing.runtime.loader import load_weights
 from specc.backends.printing.runtime.rows import clear
+from specc.backends.triton.runtime.ahead import Ahead
 from specc.backends.triton.runtime.captured import (
     Captured,
     captured_size,
@@ -36,13 +37,16 @@ class Decoder:
 
     On CUDA devices every step is one CUDA graph, captured per batch size when it is first
     used; a batch between two captured sizes is padded with finished rows. `eager=True` starts
-    the same kernels one by one, for debugging.
+    the same kernels one by one, for debugging. `generate` starts a step before it has read the
+    one in front of it; `step` and `plain_step`, called one by one, do not.
     """
 
     def __init__(self, weights: Weights, device: torch.device | str = "cuda", eager: bool = False) -> None:
         self._weights: Weights | None = weights
         self.device = torch.device(device)
         self._graphs = self.device.type == "cuda" and not eager
+        self._look_ahead = self._graphs
+        self._ahead: Ahead | None = None
         self._captured: dict[int, Captured] = {}
         self._current: Captured | None = None
         self._batch = 0
@@ -138,7 +142,7 @@ class Decoder:
         # A step changes its state in place: one that is cut short leaves nothing to go on from.
         self._current = None
         with torch.no_grad():
-            read = current.run(name)[: self._batch].cpu()
+            read = current.run(name)[: self._batch].cpu() if self._ahead is None else self._ahead.take()
         self._current = current
         return read
 
@@ -180,14 +184,48 @@ class Decoder:
         """Decode every prompt until a stop token, `max_new_tokens` or the capacity.
 
         `on_tokens(row, tokens)` is called as soon as a row has new tokens. With
-        `speculative=False` the same model decodes one token at a time.
+        `speculative=False` the same model decodes one token at a time. If it raises, what was
+        decoded can't be gone on with.
         """
-        return generation(
-            lambda: self.start(input_ids, max_new_tokens, seed=seed, requests=requests),
-            self.step if speculative else None,
-            self.plain_step,
-            # A step's record says who is finished: the device is not asked again.
-            lambda: bool(self._finished.all()),
-            self.flush,
-            on_tokens,
-        )
+
+        def start() -> list[int]:
+            first = self.start(input_ids, max_new_tokens, seed=seed, requests=requests)
+            if self._look_ahead:
+                name = "step" if speculative else "plain"
+                self._ahead = Ahead(self._running(), name, self._batch, max_new_tokens - 1)
+            return first
+
+        done = False
+        try:
+            made = generation(
+                start,
+                self._next_step if speculative else None,
+                self._next_plain,
+                # A step's record says who is finished: the device is not asked again.
+                lambda: bool(self._finished.all()),
+                self._end,
+                on_tokens,
+            )
+            done = True
+        finally:
+            self._ahead = None
+            if not done:
+                self._current = None
+        return made
+
+    def _next_step(self) -> Step:
+        step = self.step()
+        if self._ahead is not None:
+            self._ahead.gave(step.emitted)
+        return step
+
+    def _next_plain(self) -> list[list[int]]:
+        emitted = self.plain_step()
+        if self._ahead is not None:
+            self._ahead.gave(emitted)
+        return emitted
+
+    def _end(self) -> None:
+        if self._ahead is not None:
+            self._ahead.end()
+        self.flush()

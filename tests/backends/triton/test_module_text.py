@@ -47,6 +47,51 @@ def test_text_is_the_references_alone_and_in_a_batch(cell: Cell) -> None:
         assert own.generate(PROMPTS, TOKENS, speculative=False).tokens == wanted
 
 
+@pytest.mark.parametrize("cell", CELLS[:2])
+def test_starting_steps_before_the_last_was_read_changes_nothing(cell: Cell) -> None:
+    """Texts that end at different steps, by a stop token or by length: each step is read once and in order, one at most
+    runs too many, and what the host sees of the state at the end is what it sees without."""
+    made = modules(cell)
+    plain, ahead = decoder(made.triton), decoder(made.triton)
+    ahead._look_ahead = True
+    runs, module = [], made.triton.module
+    original = module.Captured.run
+
+    def counted(self: Any, name: str) -> Any:
+        runs.append(name)
+        return original(self, name)
+
+    for speculative in (True, False) if cell.accept == "greedy" else (True,):
+        wanted = plain.generate(PROMPTS, TOKENS, speculative=speculative)
+        runs.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module.Captured, "run", counted)
+            found = ahead.generate(PROMPTS, TOKENS, speculative=speculative)
+        assert found.tokens == wanted.tokens
+        for one, two in zip(found.steps, wanted.steps, strict=True):
+            assert one.emitted == two.emitted
+            assert torch.equal(one.path, two.path)
+        steps = len(wanted.steps) if speculative else TOKENS - 1
+        kind = "step" if speculative else "plain"
+        assert steps <= runs.count(kind) <= steps + 1
+        assert torch.equal(ahead.state.length, plain.state.length)
+        assert torch.equal(ahead.state.root_token, plain.state.root_token)
+
+
+def test_a_text_that_was_broken_off_is_not_gone_on_with() -> None:
+    own = decoder(modules(QUICK[0]).triton)
+    own._look_ahead = True
+
+    def stop(row: int, tokens: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        own.generate(PROMPTS, TOKENS, on_tokens=stop)
+    with pytest.raises(RuntimeError, match="nothing is being decoded"):
+        own.step()
+    assert len(own.generate(PROMPTS, TOKENS).tokens) == len(PROMPTS)
+
+
 def prefilled(made: Modules, size: int) -> Any:
     """The captured steps of `size` rows (one by one, without CUDA), with PROMPTS in the first of them."""
     module, machine = made.triton.module, made.triton
