@@ -19,7 +19,9 @@ BENCHMARKS: Mapping[str, str] = {
     "step": "specc.bench.step",
     "tune": "specc.bench.tune",
     "soak": "specc.bench.soak",
+    "specla": "specc.bench.specla.main",
     "tables": "specc.bench.tables",
+    "eagle-pangu": "specc.bench.eagle_pangu.command",
     "ascend": "specc.bench.ascend",
 }
 """Name -> the module whose `main` it is. They import torch, so they are imported only when they are run."""

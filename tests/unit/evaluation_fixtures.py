@@ -7,7 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
 from specc.bench.evaluation.modules import module_inputs, module_places
+from specc.lower.drafts.state import head_geometry, head_weight_table
+from specc.models.random_weights import random_weights
+from specc.spec import load
 from tests.run_support import spec_text, write_model
 
 
@@ -43,3 +49,18 @@ def tiny(
     spec.write_text(spec_text(draft, batch=16), encoding="utf-8")
     inputs = module_inputs(spec, list(overrides), model=model, draft_model=drafter, device="cpu")
     return inputs, module_places(spec, model=model, draft_model=drafter, cache=folder / "cache")
+
+
+def write_head(folder: Path, spec: Path, seed: int = 5) -> Path:
+    """A folder with a random EAGLE-3 head of a spec's sizes."""
+    head = load(spec).spec.eagle_geometry
+    assert head is not None
+    table, same = head_weight_table(head), head.draft_vocab_size == head.vocab_size
+    weights = random_weights(table, head_geometry(head), seed, torch.float32, include_optional=not same)
+    names = {entry.name: entry.checkpoint_name for entry in table}
+    told = {names[name]: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    if not same:
+        told["d2t"] = torch.arange(head.draft_vocab_size) * 0
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in told.items()}, folder / "model.safetensors")
+    return folder

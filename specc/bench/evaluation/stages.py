@@ -69,7 +69,7 @@ def shares(times: Mapping[str, float]) -> dict[str, float]:
 
 def _by_host(session: Session, ids: Sequence[int], most: int) -> dict[str, Any]:
     """From the seconds that the decoder's own steps give per stage."""
-    warm_up(session)
+    warm_up(session, "cpu")
     request = Request(0, "stages", tuple(ids))
     plain = decoded(session, request, most, speculative=False)
     made = decoded(session, request, most, speculative=True)

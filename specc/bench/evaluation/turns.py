@@ -19,7 +19,8 @@ from specc.runtime.session import Conversation, Session
 from specc.runtime.trace import step_traces
 
 WARM_UP_TOKENS = 8
-WARM_UP_IDS = 16
+WARM_UP_WIDTHS = (16, 37, 300)
+"""Lengths of prompts: kernels are specialised on whether they are multiples of 16, and on how many chunks there are."""
 
 
 def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
     accept = session.loaded.spec
     kept = Baselines.of(inputs, places, accept.runtime.dtype, accept.accept.stop_tokens)
     plain_turns, number = inputs["plain_turns"], int(inputs["first_number"])
-    warm_up(session)
+    warm_up(session, inputs["device"])
     turns: list[dict[str, Any]] = []
     skipped: list[str] = []
     for item in inputs["conversations"]:
@@ -53,11 +54,14 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
     return {"turns": turns, "skipped": skipped}
 
 
-def warm_up(session: Session) -> None:
+def warm_up(session: Session, device: str) -> None:
     """A few steps of both kinds, so that kernels are compiled and graphs captured before anything is timed."""
-    ids = [token % session.module.VOCAB_SIZE for token in range(1, 1 + WARM_UP_IDS)]
-    for speculative in (True, False):
-        decoded(session, Request(0, "warm-up", tuple(ids)), WARM_UP_TOKENS, speculative)
+    module = session.module
+    for width in WARM_UP_WIDTHS if device.startswith("cuda") else WARM_UP_WIDTHS[:1]:
+        ids = tuple(token % module.VOCAB_SIZE for token in range(1, 1 + width))
+        if width + WARM_UP_TOKENS < module.MAX_SEQUENCE_LENGTH:
+            for speculative in (True, False):
+                decoded(session, Request(0, "warm-up", ids), WARM_UP_TOKENS, speculative)
 
 
 def decoded(session: Session, request: Request, most: int, speculative: bool) -> dict[str, Any]:
