@@ -1,0 +1,303 @@
+"""`specc tune budget`: measure acceptance and step times, choose the tree, check it on other prompts, write it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specc.diagnostics import DiagnosticError, error
+from specc.output import check_output, write_json, write_text
+from specc.runtime.generate import Request, decode_batch
+from specc.runtime.metrics import run_metrics
+from specc.runtime.session import Session
+from specc.spec import unsupported
+from specc.spec.text import read_text
+from specc.tune.build import Warm, Warming, Workplace
+from specc.tune.choose import (
+    Bounds,
+    Margin,
+    best_of_each_kind,
+    judged,
+    margins,
+    ranked_grid,
+    ranked_static,
+    tightest,
+)
+from specc.tune.edit import rewritten, with_header
+from specc.tune.evidence import Evidence, Recorded
+from specc.tune.lookup import Looked
+from specc.tune.prompts import training_requests
+from specc.tune.ranks import by_depth
+from specc.tune.record import Limits, look_up, record, recorded
+from specc.tune.report import Checked, Findings
+from specc.tune.timing import Point, fit, planned, time_steps
+from specc.tune.variants import KINDS, SCORED, Kind, Source, Tree, check_tunable, generous, source_tree
+
+MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)
+FEWEST_POSITIONS = 32
+MOST_POSITIONS = 8000
+"""More than enough for shares: the error of an acceptance length is then about 0.02."""
+RECORDING, TIMING = 0.4, 0.35
+"""Shares of the minutes; the rest is for the check of what was chosen."""
+CHECKED = 0.25
+"""Share of the prompts that nothing is chosen by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line. `levels`, `nodes` and `top_k` bound the trees; `keep` is the share of the acceptance length
+    that pruning must keep; `rows` are recorded at once."""
+
+    spec: Path
+    model: str
+    output: Path
+    draft_model: str | None = None
+    prompts: Path | None = None
+    data: Path | None = None
+    overrides: tuple[str, ...] = ()
+    device: str = "cpu"
+    limit: int = 64
+    minutes: float = 2.0
+    build_minutes: float = 3.0
+    max_new_tokens: int = 128
+    nodes: int = 31
+    levels: int = 8
+    top_k: int = 4
+    kinds: tuple[Kind, ...] = KINDS
+    keep: float = 0.99
+    prune: bool = False
+    rows: int = 8
+    allow_test: bool = False
+    modules: Path | None = None
+    report: Path | None = None
+    command: str = "specc tune budget"
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that has been checked: its spec, workplace and bounds."""
+
+    options: Options
+    work: Workplace
+    bounds: Bounds
+    say: Say
+
+    @property
+    def source(self) -> Source:
+        return self.work.source
+
+    @property
+    def advance(self) -> Tree:
+        """The tree of the module that advances texts: the smallest with all levels."""
+        top_k, levels = self.bounds.top_k, self.bounds.levels
+        return Tree("chain", levels, levels, 1) if top_k == 1 else Tree("dynamic", levels, levels, top_k)
+
+    @property
+    def plan(self) -> list[Tree]:
+        """The trees whose steps are timed."""
+        return planned(self.bounds.top_k, self.bounds.levels, self.bounds.nodes, self.bounds.method)
+
+
+def tune(options: Options, say: Say) -> Findings:
+    """Everything. Raises SpecError and DiagnosticError: SPC490 to SPC494 and what the parts raise."""
+    for output in (options.output, *([options.report] if options.report else [])):
+        check_output(output)
+    source = Source.read(options.spec, options.overrides)
+    check_tunable(source.loaded)
+    target = "triton" if options.device.startswith("cuda") else "reference"
+    refused = unsupported(source.loaded, target)
+    if refused:
+        raise DiagnosticError(refused)
+    with ExitStack() as stack:
+        folder = options.modules
+        if folder is None and target == "triton":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        work = Workplace(source, options.model, options.draft_model, target, options.device, folder)
+        method = source.loaded.spec.draft.method
+        levels = source.deepest(Tree("dynamic" if options.top_k > 1 else "chain", 1, options.levels, options.top_k))
+        nodes = max(options.nodes, levels)
+        job = Job(options, work, Bounds(nodes, levels, options.top_k, options.kinds, method), say)
+        return _run(job)
+
+
+def _run(job: Job) -> Findings:
+    options = job.options
+    spec = job.source.loaded.spec
+    more = _recording_overrides(options.rows)
+    session = job.work.open(job.source.with_tree(job.advance, more))
+    room = spec.runtime.max_sequence_length - options.max_new_tokens
+    requests, origin = training_requests(
+        session.tokenizer, options.prompts, options.data, options.limit, room, spec.sampling.seed,
+        test=options.allow_test,
+    )  # fmt: skip
+    aside = int(len(requests) * CHECKED)
+    seen, unseen = requests[: len(requests) - aside], requests[len(requests) - aside :]
+    ready = _warmed(job, seen[0])
+    began = time.monotonic()
+    ends = [began + 60 * options.minutes * share for share in (RECORDING, RECORDING + TIMING, 1.0)]
+    evidence, texts = _evidence(job, session, seen, ends[0])
+    positions = evidence.ranks.shape[0]
+    if positions < FEWEST_POSITIONS:
+        message = f"{positions} positions of {texts} texts were recorded, at least {FEWEST_POSITIONS} are needed"
+        raise DiagnosticError([error("SPC492", message, help="raise --limit, --minutes or --max-new-tokens")])
+    points, plain = _points(job, session, ready, seen[0], ends[1])
+    findings = _chosen(job, evidence, points, plain, (origin, texts, positions))
+    checked = _checked(job, session, findings, unseen or seen, ends[2])
+    same = () if unseen else ("too few prompts: the check ran on those that the tree was chosen by",)
+    findings = replace(findings, checked=tuple(checked), notes=(*findings.notes, *same))
+    _write(job, findings)
+    return findings
+
+
+def _recording_overrides(rows: int) -> list[str]:
+    """Several rows at once, and no pruning."""
+    return [f"runtime.max_batch_size={rows}", "draft.prune=null"]
+
+
+def _warmed(job: Job, request: Request) -> list[Tree]:
+    """The trees whose modules are ready to be timed. On a GPU they, and those that record, are compiled and their
+    kernels built in processes of their own; a CPU has nothing to build ahead."""
+    if job.work.target != "triton":
+        return job.plan
+    deadline = time.monotonic() + 60 * job.options.build_minutes
+    recording: Warm = ("recording", warm_recording, (job.work, job.bounds, job.options.rows, request))
+    steps: list[Warm] = [(tree.label, warm_steps, (job.work, tree, request)) for tree in job.plan]
+    done = Warming([recording, *steps]).run(deadline, job.say)
+    return [tree for tree in job.plan if tree.label in done]
+
+
+def warm_steps(work: Workplace, tree: Tree, request: Request) -> None:
+    """In a process of its own: a few steps of a tree."""
+    session = work.open(work.source.with_tree(tree))
+    session.decoder.start([list(request.ids)], 64)
+    session.decoder.step()
+    session.decoder.plain_step()
+
+
+def warm_recording(work: Workplace, bounds: Bounds, rows: int, request: Request) -> None:
+    """In a process of its own: a few recorded positions."""
+    job = Job(Options(work.source.path, work.model, Path(), rows=rows), work, bounds, lambda _: None)
+    session = work.open(work.source.with_tree(job.advance, _recording_overrides(rows)))
+    _evidence(
+        job, session, [replace(request, number=number) for number in range(rows)], float("inf"), positions=3 * rows
+    )
+
+
+def _evidence(
+    job: Job, session: Session, requests: Sequence[Request], deadline: float, positions: int = MOST_POSITIONS
+) -> tuple[Evidence, int]:
+    """What was recorded, and of how many texts."""
+    bounds, limits = job.bounds, Limits(job.options.max_new_tokens, positions, deadline)
+    draft = job.source.loaded.spec.draft
+    if bounds.method == "prompt_lookup":
+        assert draft.ngram is not None
+        texts = look_up(session, requests, limits, job.say)
+        looked = Looked(texts, (draft.ngram.min, draft.ngram.max), bounds.top_k, bounds.levels, bounds.nodes)
+        return looked, len(texts)
+    tree = generous(bounds.method, bounds.top_k, bounds.levels)
+    loaded = job.source.with_tree(tree, _recording_overrides(job.options.rows))
+    rows = record(session, job.work.module(loaded, session), requests, limits, job.say)
+    if not rows:
+        raise DiagnosticError([error("SPC492", "no position was recorded", help="raise --minutes or --max-new-tokens")])
+    return recorded(rows, bounds.top_k, bounds.levels), len(rows)
+
+
+def _points(
+    job: Job, session: Session, ready: Sequence[Tree], request: Request, deadline: float
+) -> tuple[list[Point], Point | None]:
+    """Times of the ready trees' steps, one row at a time, and of plain decoding's. Raises DiagnosticError (SPC493)."""
+    points: list[Point] = []
+    plain: Point | None = None
+    for number, tree in enumerate(ready):
+        left = deadline - time.monotonic()
+        if points and left <= 0:
+            break
+        _, decoder = job.work.decoder(job.source.with_tree(tree), session)
+        each = max(0.2, left / (len(ready) - number + 1))
+        points.append(time_steps(decoder, [request.ids], tree, each))
+        job.say(f"{tree.label}: {points[-1].seconds * 1e6:.0f} us a step")
+        if plain is None:
+            plain = time_steps(decoder, [request.ids], tree, each, plain=True)
+    if not points:
+        raise DiagnosticError([error("SPC493", "no module was ready to be timed", help="raise --build-minutes")])
+    return points, plain
+
+
+def _chosen(
+    job: Job, evidence: Evidence, points: Sequence[Point], plain: Point | None, told: tuple[str, int, int]
+) -> Findings:
+    """The best tree of each kind, and of all."""
+    model, bounds, spec = fit(points), job.bounds, job.source.loaded.spec
+    grid = ranked_grid(evidence, model, bounds)
+    best = best_of_each_kind(grid, ranked_static(evidence, model, bounds))
+    floor = None if spec.draft.prune is None else spec.draft.prune.min_path_log_prob
+    before = source_tree(job.source.loaded)
+    within = replace(before, steps=min(before.steps, bounds.levels), top_k=min(before.top_k, bounds.top_k))
+    notes = [] if within == before else [f"the source's tree is judged as {within.label}: it exceeds what was recorded"]
+    chosen = next(iter(best.values()))
+    found: list[Margin] = []
+    if isinstance(evidence, Recorded) and bounds.method in SCORED and chosen.tree.kind != "static":
+        found = list(margins(evidence, chosen.tree, MARGINS, floor))
+        wanted = tightest(found, job.options.keep)
+        if wanted is not None and (before.margin is not None or job.options.prune):
+            chosen = judged(evidence, replace(chosen.tree, margin=wanted.margin), model, floor)
+    if job.options.allow_test:
+        notes.append("test prompts were allowed: figures on them say too much")
+    origin, texts, positions = told
+    return Findings(
+        origin, texts, positions, by_depth(evidence.ranks, bounds.top_k), model, plain, bounds, grid, best,
+        judged(evidence, within, model, floor), chosen, found, (), notes,
+    )  # fmt: skip
+
+
+def _checked(
+    job: Job, session: Session, findings: Findings, requests: Sequence[Request], deadline: float
+) -> list[Checked]:
+    """The chosen tree, then the best of the other kinds, compiled and run on other prompts while there is time."""
+    others = [choice for kind, choice in findings.best.items() if kind != findings.chosen.tree.kind]
+    found: list[Checked] = []
+    for choice in [findings.chosen, *others]:
+        if found and time.monotonic() > deadline:
+            break
+        _, decoder = job.work.decoder(job.source.with_tree(choice.tree), session)
+        point = time_steps(decoder, [requests[0].ids], choice.tree, 0.5)
+        batches = []
+        for request in requests:
+            if batches and time.monotonic() > deadline:
+                break
+            batches.append(decode_batch(decoder, [request], job.options.max_new_tokens, seed=session.identity.seed))
+        metrics = run_metrics(batches)
+        found.append(Checked(choice, metrics.acceptance_length, metrics.steps, metrics.tokens_per_second, point))
+        job.say(f"checked {choice.tree.label}: acceptance_length {metrics.acceptance_length:.3f}")
+    return found
+
+
+def _write(job: Job, findings: Findings) -> None:
+    """The chosen spec with a header, and the measurements beside it."""
+    from specc.bench.results import environment
+
+    options, source = job.options, job.source
+    told = environment("specc", options.command.split()[1:])
+    device = _device_name(options.device, str(told["device"]))
+    settings = findings.chosen.tree.settings(source.loaded)
+    wanted = source.with_tree(findings.chosen.tree)
+    given = {key: value for key, _, value in (text.partition("=") for text in source.overrides)}
+    text, same = rewritten(read_text(source.path), str(options.output), wanted, given | settings)
+    header = findings.header(device, options.command)
+    if not same:
+        header.append("Written anew: the source's form could not be edited in place.")
+    write_text(options.output, with_header(text, header))
+    write_json(options.report or options.output.with_suffix(".json"), told | {"device": device} | findings.as_json())
+
+
+def _device_name(device: str, processor: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor

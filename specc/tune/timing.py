@@ -1,0 +1,151 @@
+"""What a step of a tree costs: measured at a handful of trees, and a model fitted through them.
+
+The model is t = base + node * N + level * D seconds for N drafted nodes on D levels, without negative parts: on a
+device that is bound by launches and weight reads the levels cost (the drafter runs once per level), on a CPU the nodes.
+Its error is measured: at the points themselves, and at each point by the model of all others.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from specc.runtime.module import DecoderLike
+from specc.spec.defaults import dynamic_capacity
+from specc.tune.variants import Tree
+
+WARM_UP = 3
+FEWEST, STEPS = 5, 60
+"""Steps of a measurement: however little time there is, and with time enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The time of a step of one tree: median and quartiles in seconds, over `steps` steps."""
+
+    tree: Tree
+    seconds: float
+    low: float
+    high: float
+    steps: int
+
+    def as_json(self) -> dict[str, Any]:
+        tree = self.tree
+        return {
+            "tree": tree.label,
+            "nodes": tree.nodes,
+            "levels": tree.steps,
+            "top_k": tree.top_k,
+            "us": round(self.seconds * 1e6, 1),
+            "us_p25": round(self.low * 1e6, 1),
+            "us_p75": round(self.high * 1e6, 1),
+            "steps": self.steps,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """t = base + node * N + level * D in seconds. `worst` is the largest relative error at the points (None: no more
+    points than terms, which fit anything), `left_out` at a point that the model was fitted without."""
+
+    base: float
+    node: float
+    level: float
+    worst: float | None
+    left_out: float | None
+    points: tuple[Point, ...]
+
+    def seconds(self, nodes: int, levels: int) -> float:
+        """The modelled time of a step."""
+        return self.base + self.node * nodes + self.level * levels
+
+
+def time_steps(
+    decoder: DecoderLike, prompts: Sequence[Sequence[int]], tree: Tree, seconds: float, *, plain: bool = False
+) -> Point:
+    """The time of a step from the host, read-back included: the prompts are decoded again and again, one batch at a
+    time, until there are `STEPS` steps, or `FEWEST` and `seconds` are over."""
+    spent: list[float] = []
+    deadline, warm = time.monotonic() + seconds, 0
+    while len(spent) < STEPS and (len(spent) < FEWEST or time.monotonic() < deadline):
+        decoder.start(prompts, 10 * STEPS)
+        while len(spent) < STEPS and not bool(decoder.state.finished.all()):
+            began = time.perf_counter()
+            _ = decoder.plain_step() if plain else decoder.step()
+            if warm < WARM_UP:
+                warm += 1
+                continue
+            spent.append(time.perf_counter() - began)
+            if len(spent) >= FEWEST and time.monotonic() > deadline:
+                break
+    ordered = sorted(spent)
+    quarter = len(ordered) // 4
+    return Point(tree, statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], len(ordered))
+
+
+def fit(points: Sequence[Point]) -> StepModel:
+    """The least-squares model of relative errors without negative parts. Raises ValueError without points.
+
+    With non-negative coefficients wanted, the best of all subsets of terms whose own solution is non-negative is the
+    constrained optimum.
+    """
+    if not points:
+        raise ValueError("a model of the time of a step needs a point")
+    found = _coefficients(points)
+    errors = [abs(_predict(found, point) / point.seconds - 1) for point in points]
+    left_out = None
+    if len(points) > 3:
+        others = [(point, _coefficients([other for other in points if other is not point])) for point in points]
+        left_out = max(abs(_predict(model, point) / point.seconds - 1) for point, model in others)
+    worst = max(errors) if len(points) > sum(value > 0 for value in found) else None
+    return StepModel(*found, worst, left_out, tuple(points))
+
+
+def _predict(coefficients: Sequence[float], point: Point) -> float:
+    base, node, level = coefficients
+    return base + node * point.tree.nodes + level * point.tree.steps
+
+
+def _coefficients(points: Sequence[Point]) -> tuple[float, float, float]:
+    """Base, node and level: the terms' columns are divided by the times, so that relative errors are minimised."""
+    columns = np.array([[1.0, point.tree.nodes, point.tree.steps] for point in points])
+    scaled = columns / np.array([[point.seconds] for point in points])
+    best, least = (0.0, 0.0, 0.0), float("inf")
+    for terms in (subset for size in (1, 2, 3) for subset in combinations(range(3), size)):
+        if len(terms) > len(points):
+            continue
+        part = scaled[:, terms]
+        solution = np.linalg.lstsq(part, np.ones(len(points)), rcond=None)[0]
+        residual = float(((part @ solution - 1) ** 2).sum())
+        if (solution >= 0).all() and residual < least - 1e-15:
+            values = [0.0, 0.0, 0.0]
+            for term, value in zip(terms, solution, strict=True):
+                values[term] = float(value)
+            best, least = (values[0], values[1], values[2]), residual
+    return best
+
+
+def planned(top_k: int, levels: int, most_nodes: int, method: str) -> list[Tree]:
+    """The trees to time, the most telling first: corners of nodes x levels, then points between.
+
+    Prompt lookup has top_k * levels candidates, other drafters top_k + (levels - 1) * top_k^2.
+    """
+    few = max(1, min(levels, 2))
+    middle = max(few, (levels + few) // 2)
+    wanted = [
+        (15, middle), (most_nodes, levels), (4, few), (most_nodes, few), (7, middle), (levels, levels), (15, levels),
+        (7, few),
+    ]  # fmt: skip
+    found: list[Tree] = []
+    for nodes, steps in wanted:
+        nodes = max(steps, min(nodes, most_nodes, dynamic_capacity(method, top_k, steps)))
+        tree = Tree("dynamic", nodes, steps, top_k) if top_k > 1 else Tree("chain", steps, steps, 1)
+        if tree not in found:
+            found.append(tree)
+    return found
