@@ -9,9 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specc.lower.drafts.state import head_weight_table
+from specc.lower.drafts.state import head_geometry, head_weight_table
 from specc.models.checkpoint import stored_tensors
 from specc.models.geometry import EagleGeometry, RopeScaling
+from specc.models.random_weights import random_weights
+from specc.models.weights import weight_table
+from specc.train.draft.gated_delta_decode import GatedDeltaTarget
 from specc.train.draft.head import EagleHead, rotate
 from specc.train.draft.unroll import UnrolledLoss, row_weights, unroll
 from tests.unit.decoding_fixtures import (
@@ -149,6 +152,43 @@ def test_every_depth_of_a_drafted_chain_has_the_log_probabilities_of_its_step(
         decoding.step(draft_result)
 
 
+DELTA = {
+    "num_hidden_layers": 3, "hidden_size": 16, "num_heads": 2, "head_dim": 8, "expand_v": 1.5, "conv_size": 4,
+    "intermediate_size": 24, "vocab_size": 31, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("of", ["readout", "output", "input"])
+def test_a_head_on_a_recurrent_target_sees_the_features_of_the_compiled_program(of: str) -> None:
+    """The frozen target in float32 gives the features, the program is float64: errors are those of float32."""
+    config = {"draft_vocab_size": 17, "num_attention_heads": 2, "head_dim": 8}
+    draft = EAGLE | {"config": config, "aux_hidden_state_layer_ids": [0, 2], "aux_hidden_state_of": of}
+    spec = small_spec(draft, target={"family": "gated_deltanet", "config": DELTA})
+    geometry, eagle = spec.target.geometry, spec.eagle_geometry
+    assert eagle is not None
+    weights = random_weights(weight_table(geometry), geometry, 0, torch.float64)
+    table = head_weight_table(eagle)
+    own = random_weights(table, head_geometry(eagle), 3, torch.float64, include_optional=True)
+    head = EagleHead(eagle, weights["embed_tokens"]).double()
+    stored = stored_tensors(own, table)
+    head.load_state_dict({name: tensor for name, tensor in stored.items() if name != "embed_tokens.weight"})
+    single = {k: tuple(x.float() for x in v) if isinstance(v, tuple) else v.float() for k, v in weights.items()}
+    target = GatedDeltaTarget(geometry, single, torch.float32)
+    decoding = Decoding.start(spec, {**weights, **prefixed(own)}, PROMPTS)
+    for _ in range(2):
+        texts = [list(text) for text in decoding.texts]
+        drafted = decoding.run("draft")
+        for row, text in enumerate(texts):
+            chain = drafted["tokens"][row].tolist()
+            ids = torch.tensor([text + chain[1:]])
+            features, _ = target.states(ids, (0, 2), of)
+            for step, out in enumerate(unroll(head, features.double(), ids, len(chain) - 1)):
+                law = head.logits(out[0, len(text) - 2 + step]).log_softmax(-1)
+                best = int((head.target_ids == chain[step + 1]).nonzero())
+                torch.testing.assert_close(law[best].float(), drafted["log_probs"][row, step + 1], rtol=2e-4, atol=2e-4)
+        decoding.step(drafted)
+
+
 def test_the_loss_counts_rows_with_a_root_and_has_gradients_through_the_chain() -> None:
     g = geometry()
     head = random_head(g)
@@ -170,3 +210,23 @@ def test_the_loss_counts_rows_with_a_root_and_has_gradients_through_the_chain() 
     assert row_weights(rows, mass, 5, 3).count_nonzero(1).tolist() == [5, 4, 2]
     sums[2].backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+
+
+def test_half_precision_products_give_the_loss_of_single_precision() -> None:
+    """As on a GPU: matrix products in bfloat16 by autocast, weights, norms, residual stream and loss in float32."""
+    g = geometry(head_dim=8, draft_vocab_size=31)
+    head = random_head(g).float()
+    generator = torch.Generator().manual_seed(1)
+    features, ids = torch.randn(3, 40, 24, generator=generator), torch.randint(31, (3, 40), generator=generator)
+    rows = torch.arange(5, 110)
+    law, mass = (3 * torch.randn(105, 31, generator=generator)).softmax(-1), torch.ones(105)
+    loss = UnrolledLoss(head, 4)
+    whole = loss(features, ids, rows, law, mass)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = loss(features.bfloat16(), ids, rows, law, mass)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, whole, rtol=1e-2, atol=0.0)
+    half.sum().backward()
+    assert all(
+        p.grad is not None and p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in head.parameters()
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -80,15 +81,15 @@ def prepare(job: Job, world: World, say: Say) -> tuple[FrozenTarget, str]:
     check_target(job.loaded, job.model)
     if world.first:
         make_folder(job.out)
-    half = world.device.type == "cuda"
-    if half:
-        torch.set_float32_matmul_precision("high")
+    # A recurrent state gathers the rounding of a whole text, and such targets are small here: they stay in float32.
+    half = world.device.type == "cuda" and not job.loaded.spec.target.geometry.recurrent
     target = load_target(job.model, world.device, torch.bfloat16 if half else torch.float32)
     fingerprint = target_fingerprint(job.model)
     wanted = job.write_texts is not None and job.texts is None and not (job.out / CHECKPOINT).is_file()
     if job.write_texts is not None and wanted and world.first:
         job.write_texts(target, fingerprint, job.out / TEXTS, say)
-        if half:
+        gc.collect()  # what generation captured and cached makes way for training
+        if world.device.type == "cuda":
             torch.cuda.empty_cache()
     world.wait()
     return target, fingerprint
@@ -278,7 +279,6 @@ def _export(job: Job, trainer: DraftTrainer, material: Material, result: dict[st
     _write(job, folder, result)
     if job.trial is not None:
         say("decoding held-out prompts with the compiled module")
-        torch.set_float32_matmul_precision("highest")
         result["compiled"] = compiled_acceptance(job.loaded, job.model, folder, material.held_out, job.trial)
         _write(job, folder, result)
     return result
