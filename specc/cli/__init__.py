@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "report": "write one HTML page of results, a trace and a compiled spec",
     "trace": "compare two traces, export one as a timeline, sum one up",
     "bench": "kernels, end to end, budget sweep, ablations: tables, plots, JSON",
+    "tune": "choose the draft tree that decodes fastest on a device",
     "show": "print a spec's program, after a pass",
     "why": "say why a pass did or did not fire on a spec",
     "explain": "explain a diagnostic code",

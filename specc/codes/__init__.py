@@ -21,6 +21,7 @@ from specc.codes.loading import LOADING_CODES
 from specc.codes.semantic import SEMANTIC_CODES
 from specc.codes.trace import TRACE_CODES
 from specc.codes.train import TRAIN_CODES
+from specc.codes.tune import TUNE_CODES
 
 __all__ = ["CODES", "Code"]
 
@@ -42,6 +43,7 @@ CODES: Mapping[str, Code] = _registry(
     IR_CODES,
     CHECKPOINT_CODES,
     TRAIN_CODES,
+    TUNE_CODES,
     TRACE_CODES,
     CHECK_CODES,
     ASCEND_CODES,

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("runtime", "driver", "trace"),
     ("train",),
-    ("testing", "check", "bench", "report"),
+    ("testing", "check", "bench", "tune", "report"),
     ("cli",),
 )
 """From the bottom up: a part imports its own layer and those before it. A new part of specc/ is named here."""
