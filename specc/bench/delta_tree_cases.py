@@ -169,10 +169,10 @@ def cycle_us(many: Sequence[Inputs], mask: Tensor, waiting: Sequence[Pending], c
     return timed(tree_calls(list(many) * len(waiting), mask, kinds, config)).us
 
 
-def pending_part() -> Iterator[Row]:
+def pending_part(geometries: Sequence[Geometry] = GEOMETRIES, batches: Sequence[int] = BATCHES) -> Iterator[Row]:
     """Deferred (8 and 4 factors folded in each step) and windowed commits, beside verify + commit."""
-    for geometry in GEOMETRIES:
-        for batch in BATCHES:
+    for geometry in geometries:
+        for batch in batches:
             config, plain = (table_config(geometry, 16, batch, waiting) for waiting in (True, False))
             many, mask = many_inputs(geometry, batch, 16), random_tree(batch, 16)[1]
             for waiting in (8, 4):

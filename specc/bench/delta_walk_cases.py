@@ -175,10 +175,15 @@ def automatic(geometry: Geometry, batch: int, parents: Sequence[int], row: Row) 
     return {"auto": taken, "auto_over_best": round(times[taken] / min(times.values()), 3)}
 
 
-def states_part() -> Iterator[Row]:
+STATES = ((1, 8), (1, 16), (8, 16), (32, 16))
+"""(batch, nodes) of verify with every node's state."""
+
+
+def states_part(geometries: Sequence[Geometry] = GEOMETRIES,
+                points: Sequence[tuple[int, int]] = STATES) -> Iterator[Row]:  # fmt: skip
     """Verify that also writes every node's state (`commit.state: snapshots`)."""
-    for geometry in GEOMETRIES:
-        for batch, nodes in ((1, 8), (1, 16), (8, 16), (32, 16)):
+    for geometry in geometries:
+        for batch, nodes in points:
             parent_row, mask = random_tree(batch, nodes)
             many = many_inputs(geometry, batch, nodes)[:2]
             for name, call, last in (("serial", states_serial, parent_row), ("tree", states_tree, mask)):
@@ -195,26 +200,28 @@ def states_part() -> Iterator[Row]:
                 del states
 
 
-ACCEPTED = 5
-PATH = (0, 2, 3, 5, 8, 0, 0, 0)
+ACCEPTED = (5,)
+PATH = (0, 2, 3, 5, 8, 9, 11, 14)
 
 
-def commit_part() -> Iterator[Row]:
-    """All layers' states after five accepted nodes: from factors, and by running the rule again."""
-    for geometry in GEOMETRIES:
-        for batch in BATCHES:
+def commit_part(geometries: Sequence[Geometry] = GEOMETRIES, batches: Sequence[int] = BATCHES,
+                accepted: Sequence[int] = ACCEPTED) -> Iterator[Row]:  # fmt: skip
+    """All layers' states after some accepted nodes (at most 8): from factors, and by running the rule again."""
+    for geometry in geometries:
+        for batch in batches:
             layers = geometry.layers if batch < 32 else geometry.layers // 3
             flat = inputs(geometry, layers * batch, 16)
-            label = {"geometry": geometry.name, "batch": batch, "layers": layers, "rows": ACCEPTED}
-            label["read_us"] = round(2 * geometry.state_bytes(batch * layers) / RATE * 1e6, 2)
-            yield from factor_rows(label, flat, batch, layers)
-            yield from replay_rows(label, flat, batch, layers)
+            for rows in accepted:
+                label = {"geometry": geometry.name, "batch": batch, "layers": layers, "rows": rows}
+                label["read_us"] = round(2 * geometry.state_bytes(batch * layers) / RATE * 1e6, 2)
+                yield from factor_rows(label, flat, batch, layers)
+                yield from replay_rows(label, flat, batch, layers)
 
 
 def factor_rows(label: Row, flat: Inputs, batch: int, layers: int) -> Iterator[Row]:
     """Both forms of the commit, in place."""
     path = torch.tensor(PATH, device="cuda").expand(batch, -1).contiguous()
-    count = torch.full((batch,), ACCEPTED, device="cuda")
+    count = torch.full((batch,), label["rows"], device="cuda")
     u = torch.randn(flat.rows.v.shape, device="cuda")
     shape = (layers, batch)
     k, us, g = (x.view(*shape, *x.shape[1:]) for x in (flat.rows.k, u, flat.rows.g))
@@ -231,13 +238,13 @@ def factor_rows(label: Row, flat: Inputs, batch: int, layers: int) -> Iterator[R
 
 def replay_rows(label: Row, flat: Inputs, batch: int, layers: int) -> Iterator[Row]:
     """Replaying the accepted tokens: all layers and tokens in one launch; a launch per layer and token."""
-    tokens = flat.part(slice(ACCEPTED))
+    tokens = flat.part(slice(label["rows"]))
     one = walk_calls([tokens], after=flat.state) * 4
     yield label | {"form": "replay, one launch", "us": round(timed(one).us, 2)}
     calls: Calls = []
     for layer in range(layers):
         part = slice(layer * batch, (layer + 1) * batch)
-        for at in range(ACCEPTED):
+        for at in range(label["rows"]):
             token = flat.part(slice(at, at + 1), part)
             calls += walk_calls([token], after=token.state)
     yield label | {"form": "replay, a launch per layer and token", "us": round(timed(calls).us * len(calls), 2)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -74,15 +74,19 @@ CASES: Mapping[str, Case] = {
 }  # fmt: skip
 
 
-def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device | str, seed: int = 0) -> Any:
+def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device | str, seed: int = 0,
+               change: Callable[[dict[str, Any]], None] | None = None) -> Any:  # fmt: skip
     """Random `Weights` of a module, drawn on the device, in the module's own layout and types.
 
     The values are rounded to bfloat16 first, whatever the module's dtype: a float64 module of the same seed then has
-    the weights of a bfloat16 one. For specs whose drafter has no weights.
+    the weights of a bfloat16 one. For specs whose drafter has no weights, unless `change` adds them: it may replace and
+    add weights by their logical names (see `specc.check.weights`).
     """
     geometry = loaded.spec.target.geometry
     drawn = random_weights(weight_table(geometry), geometry, seed, torch.bfloat16, scale=SCALE, device=device)
     logical = {name: value if isinstance(value, torch.Tensor) else tuple(value) for name, value in drawn.items()}
+    if change is not None:
+        change(logical)
     layouts = {layout.name: layout for layout in module.WEIGHTS}
     made = program_weights(layouts, lower(loaded.spec), logical)
     cast = {

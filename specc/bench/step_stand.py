@@ -111,13 +111,15 @@ class Stand:
 
 
 def brought_up(
-    case: Case, loaded: LoadedSpec, module: GeneratedModule, batch: int, device: torch.device | str
-) -> Stand:
-    """Random weights, and prompts of `case.context` tokens prefilled, each with a root from the same text."""
+    case: Case, loaded: LoadedSpec, module: GeneratedModule, batch: int, device: torch.device | str,
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> Stand:  # fmt: skip
+    """Random weights (see `weights_on`), and prompts of `case.context` tokens prefilled, each with a root from the same
+    text."""
     spec, rng = loaded.spec, Random(0)
     texts = [prompt_of(spec, case.context + 1, row) for row in range(batch)]
     prompts = [text[:-1] for text in texts]
-    weights = weights_on(module, loaded, device)
+    weights = weights_on(module, loaded, device, change=change)
     state = prefilled(module, weights, prompts, device)
     roots = torch.tensor([text[-1] for text in texts], device=device)
     state.root_token.copy_(roots)
