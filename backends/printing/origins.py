@@ -23,17 +23,12 @@ class StepOrigins:
 
     graph: GraphModule
     statements: dict[int, list[Node]] = field(default_factory=dict)
-    uses: dict[Node, dict[Node, None]] = field(default_factory=dict)
     count: int = 0
 
     def statement(self, number: int, nodes: Iterable[Node]) -> None:
         """Statement `number` was printed for these nodes."""
         self.statements.setdefault(number, []).extend(nodes)
         self.count = max(self.count, number + 1)
-
-    def use(self, value: Node, users: Iterable[Node]) -> None:
-        """What was printed for `users` reads `value`."""
-        self.uses.setdefault(value, {}).update(dict.fromkeys(users))
 
     def by_node(self) -> dict[Node, list[int]]:
         """Node -> the numbers of its statements, in order; nodes that nothing printed needs are left out."""
@@ -46,9 +41,7 @@ class StepOrigins:
         def places(node: Node) -> set[int]:
             if node not in found:
                 found[node] = set()  # of the node itself, while it is looked for
-                # A region computes again what it needs of constants: those have no use of their own on record.
-                users = self.uses.get(node) or node.users
-                found[node] = {place for user in users for place in places(user)}
+                found[node] = {place for user in node.users for place in places(user)}
             return found[node]
 
         def visit(graph: GraphModule, around: set[int]) -> None:
@@ -74,15 +67,16 @@ class Origins:
         return self.steps[step]
 
 
-def statement_lines(source: str, step: str) -> list[tuple[int, int]]:
-    """First and last line (1-based) of every statement of `run_<step>`, docstring apart, in order; of a `for` its head.
+def statement_lines(source: str) -> dict[str, list[tuple[int, int]]]:
+    """Step -> first and last line (1-based) of every statement of `run_<step>` in order; of a `for` those of its head.
 
-    These are the printer's statements, one by one, however they were broken into lines afterwards.
+    Without the docstring, these are the printer's statements, however they were broken into lines afterwards.
     """
-    for item in ast.parse(source).body:
-        if isinstance(item, ast.FunctionDef) and item.name == f"run_{step}":
-            return list(_lines(item.body[1:]))
-    return []
+    return {
+        item.name.removeprefix("run_"): list(_lines(item.body[1:]))
+        for item in ast.parse(source).body
+        if isinstance(item, ast.FunctionDef) and item.name.startswith("run_")
+    }
 
 
 def _lines(body: Iterable[ast.stmt]) -> Iterable[tuple[int, int]]:
@@ -98,8 +92,9 @@ def _lines(body: Iterable[ast.stmt]) -> Iterable[tuple[int, int]]:
 def lines_of_nodes(source: str, origins: Origins) -> Mapping[str, dict[Node, list[tuple[int, int]]]]:
     """Step -> node -> lines of the module's source (first, last). A step that was edited afterwards has none."""
     found: dict[str, dict[Node, list[tuple[int, int]]]] = {}
+    statements = statement_lines(source)
     for step, origin in origins.steps.items():
-        lines = statement_lines(source, step)
+        lines = statements.get(step, [])
         fits = len(lines) == origin.count
         by_node = origin.by_node() if fits else {}
         found[step] = {node: [lines[number] for number in numbers] for node, numbers in by_node.items()}

@@ -96,8 +96,6 @@ class GraphPrinter:
         """An Expr, or a list of printed items for lists and tuples."""
         if isinstance(value, Node):
             self.deferred.pop(value, None)
-            if self.origins is not None:
-                self.origins.use(value, self.at)
             return self.env[value]
         if isinstance(value, (list, tuple)):
             return [self.print_argument(item) for item in value]

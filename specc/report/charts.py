@@ -13,7 +13,7 @@ from specc.report.results import ByDepth, Column, Curves, HeatMap, Series, Table
 from specc.report.tables import badge, cell_text, number_text, table
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 28, 44
 MAX_SERIES = 8
 SHADES = 9
 """Steps of the sequential colour of heat maps; classes `shade-0` (least) to `shade-8`."""
@@ -24,7 +24,7 @@ def svg(width: float, height: float, label: str, *content: Content) -> Html:
     box = f"0 0 {coordinate(width)} {coordinate(height)}"
     # SVG's own attribute is spelled with a capital letter, which `element` does not write.
     opened = f'<svg viewBox="{box}" role="img" aria-label="{text(label)}" class="chart">'
-    return Html(f"{opened}{joined(content)}</svg>")
+    return element("div", Html(f"{opened}{joined(content)}</svg>"), class_="wide")
 
 
 def coordinate(value: float) -> str:
@@ -70,7 +70,7 @@ class Frame:
         for value in self.x_ticks:
             parts.append(label_at(self.x(value), HEIGHT - BOTTOM + 18, number_text(value, None), "tick middle"))
         parts.append(label_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_title, "axis middle"))
-        parts.append(label_at(LEFT, TOP, y_title, "axis"))
+        parts.append(label_at(8, 12, y_title, "axis"))
         return joined(parts)
 
 
@@ -85,8 +85,8 @@ def curves(found: Curves) -> Html:
     marks = []
     for mark in found.marks:
         x = frame.x(mark.x)
-        line = element("line", x1=coordinate(x), x2=coordinate(x), y1=TOP + 8, y2=HEIGHT - BOTTOM, class_="mark")
-        marks.append(joined([line, label_at(x + 4, TOP + 18, f"{mark.label} {number_text(mark.x, None)}", "tick")]))
+        line = element("line", x1=coordinate(x), x2=coordinate(x), y1=TOP, y2=HEIGHT - BOTTOM, class_="mark")
+        marks.append(joined([line, label_at(x + 4, TOP + 12, f"{mark.label} {number_text(mark.x, None)}", "tick")]))
     lines = [_line(line, number, frame) for number, line in enumerate(series)]
     picture = svg(WIDTH, HEIGHT, f"{found.title or found.name}: {found.y_title} over {found.x_title}",
                   frame.drawn(found.x_title, found.y_title), *marks, *lines)  # fmt: skip
@@ -140,7 +140,7 @@ def heat_map(found: HeatMap) -> Html:
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     peak = found.peak()
     head = [element("th", f"{found.y.title} \\ {found.x.title}", scope="col")]
-    head += [element("th", cell_text(value), scope="col") for value in found.x.values]
+    head += [element("th", cell_text(value), scope="col", class_="number") for value in found.x.values]
     rows = []
     for y, (mark, row) in enumerate(zip(found.y.values, found.values, strict=True)):
         cells = [_shaded(value, low, high, found, (y, x) == peak) for x, value in enumerate(row)]

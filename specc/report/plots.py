@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specc.diagnostics import DiagnosticError, error
-from specc.report.markup import anchor, visible
+from specc.report.markup import visible
 from specc.report.results import ByDepth, Curves, HeatMap, Results, results_of
 from specc.report.tables import number_text
 
@@ -39,10 +40,15 @@ def save_plots(found: Results | Mapping[str, Any], folder: Path, stem: str = "")
     for name, draw in jobs:
         figure, axes = _figure(results)
         draw(axes)
-        path = folder / f"{stem}-{anchor(name.replace(' ', '-'))}.png"
+        path = folder / f"{stem}-{_file_part(name)}.png"
         figure.savefig(path, metadata={"Software": None})  # the same bytes from the same numbers
         paths.append(path)
     return paths
+
+
+def _file_part(name: str) -> str:
+    """A name as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or "plot"
 
 
 def _figure(results: Results) -> tuple[Figure, Axes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specc.report.markup import Content, Html, details, element, joined
@@ -47,21 +47,31 @@ def cell_text(value: Any, digits: int | None = None) -> str:
     return shown if len(shown) <= MAX_CELL else shown[:MAX_CELL] + "\u2026"
 
 
-def _cell(row: Mapping[str, Any], column: Column) -> Html:
-    value = row.get(column.key)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return element("td", cell_text(value, column.digits), class_="number" if is_number else None)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_numeric(column: Column, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the cells of a column are numbers, as far as it has any."""
+    values = [row[column.key] for row in rows if row.get(column.key) is not None]
+    return bool(values) and all(_is_number(value) for value in values)
 
 
 def table(found: Table, limit: int = MAX_ROWS) -> Html:
     """One table with its note; rows past the limit are counted."""
     columns = found.shown_columns()
     labelled = any(row.get("kind", "measured") != "measured" for row in found.rows)
-    heads = [_heading(column) for column in columns] + ([element("th", "", scope="col")] if labelled else [])
+    kinds = ["number" if _is_numeric(column, found.rows) else None for column in columns]
+    heads = [_heading(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    heads += [element("th", "", scope="col")] if labelled else []
     rows = []
     for row in found.rows[:limit]:
         kind = str(row.get("kind", "measured"))
-        cells = [_cell(row, column) for column in columns] + ([element("td", badge(kind))] if labelled else [])
+        cells = [
+            element("td", cell_text(row.get(column.key), column.digits), class_=shown)
+            for column, shown in zip(columns, kinds, strict=True)
+        ]
+        cells += [element("td", badge(kind))] if labelled else []
         rows.append(element("tr", *cells, class_=kind if kind == "reported" else None))
     left = len(found.rows) - limit
     more = [element("p", f"{left} more rows are in the file.", class_="note")] if left > 0 else []
@@ -76,10 +86,10 @@ def table(found: Table, limit: int = MAX_ROWS) -> Html:
     return element("figure", element("figcaption", title), body, *more, *note)
 
 
-def _heading(column: Column) -> Html:
+def _heading(column: Column, kind: str | None) -> Html:
     title = column.title or column.key.replace("_", " ")
     unit: list[Content] = [element("span", f" [{column.unit}]", class_="unit")] if column.unit else []
-    return element("th", title, *unit, scope="col")
+    return element("th", title, *unit, scope="col", class_=kind)
 
 
 def sources(results: Results) -> Html:
