@@ -241,6 +241,7 @@ def positions(view: View) -> Iterator[Diagnostic]:
             continue
         config = view.target.config if owner == "target" else view.draft.config
         assert config is not None
+        assert not isinstance(config, BigramConfig)  # a table has no positions
         table = config.max_position_embeddings
         depth = table - limit - 1
         name = "the target" if owner == "target" else "the drafter"
