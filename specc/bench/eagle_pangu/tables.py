@@ -21,7 +21,7 @@ Table = dict[str, Any]
 def summaries(records: Sequence[Record], sets: Sequence[str], own: float | None) -> dict[str, Any]:
     """Set -> its summary; `all` over everything that was decoded."""
     found = {}
-    for name in [*sets, "all"]:
+    for name in [*sets, "all"] if len(sets) > 1 else sets:
         chosen = [record for record in records if in_set(record, name)]
         if chosen:
             found[name] = summary(chosen, own)

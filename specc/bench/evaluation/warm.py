@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specc.bench.evaluation.along import runner_of
 from specc.bench.evaluation.cells import Cell
 from specc.bench.evaluation.modules import kept_source, loaded_spec, opened
@@ -30,7 +32,8 @@ def warm_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[str,
     began = time.monotonic()
     session = opened(inputs, places)
     warm_up(session, inputs["device"])
-    runner_of(session, POSITIONS).run([[1, 2, 3]], [[1, 2]], POSITIONS)
+    with torch.no_grad():
+        runner_of(session, POSITIONS).run([[1, 2, 3]], [[1, 2]], POSITIONS)
     return {"seconds": round(time.monotonic() - began, 2)}
 
 
