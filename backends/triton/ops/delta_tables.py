@@ -85,12 +85,14 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
 """By (K, V, T): configurations with the largest number of value heads times sequences that they are for."""
 PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
     (128, 128, 16): (
+        (64, TreeConfig(bv=32, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=128, hold=True)),
         (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),
         (512, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=128)),
         (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=1, prepare_bk=128)),
     ),
     (256, 256, 16): (
-        (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=256)),
+        (16, TreeConfig(bv=16, bk=64, warps=2, stages=3, prepare_warps=4, prepare_bk=256, hold=True)),
+        (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=256, hold=True)),
         (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=128)),
     ),
     (128, 128, 32): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),),
