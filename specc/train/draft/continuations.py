@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import platform
 import random
 import time
 from collections import Counter
@@ -83,12 +84,16 @@ class TextOptions:
 
     def for_bound(self, assistant: bool) -> TextOptions:
         """With no more prompts than `max_tokens` lets be continued, in the same proportions."""
-        counts = {"gsm8k": self.gsm8k, "stubs": self.stubs}
-        counts |= {"user_turns": self.user_turns, "beginnings": 0} if assistant else {
-            "beginnings": self.beginnings, "user_turns": 0
-        }  # fmt: skip
-        share = 1.0 if self.max_tokens is None else self.max_tokens / TOKENS_PER_TEXT / max(1, sum(counts.values()))
-        return replace(self, **{name: math.ceil(count * min(1.0, share)) for name, count in counts.items()})
+        user_turns, beginnings = (self.user_turns, 0) if assistant else (0, self.beginnings)
+        total = self.gsm8k + self.stubs + user_turns + beginnings
+        share = 1.0 if self.max_tokens is None else min(1.0, self.max_tokens / TOKENS_PER_TEXT / max(1, total))
+        return replace(
+            self,
+            gsm8k=math.ceil(self.gsm8k * share),
+            stubs=math.ceil(self.stubs * share),
+            user_turns=math.ceil(user_turns * share),
+            beginnings=math.ceil(beginnings * share),
+        )
 
 
 def make_continuations(
@@ -96,7 +101,8 @@ def make_continuations(
 ) -> StoreIndex:
     """Fill the store `out`, or go on with it. SPC471 without the data, SPC478 for a store of other options."""
     make_folder(out)
-    index = _begun(out, options)
+    facts = {"python": platform.python_version(), "dtype": str(target.embedding.dtype).removeprefix("torch.")}
+    index = _begun(out, options, facts | {"device": target.embedding.device.type})
     overlap = overlap_with_tests(options.data)
     maker = _Maker(target, tokenizer, options, out, index, overlap, say)
     first = maker.first_prompts()
@@ -107,9 +113,9 @@ def make_continuations(
     return index
 
 
-def _begun(out: Path, options: TextOptions) -> StoreIndex:
+def _begun(out: Path, options: TextOptions, facts: dict[str, str]) -> StoreIndex:
     if not (out / INDEX).is_file():
-        index = StoreIndex(options.fingerprint, options.recorded())
+        index = StoreIndex(options.fingerprint, options.recorded(), facts=dict(facts))
         index.write(out)
         return index
     index = read_index(out)
@@ -206,8 +212,13 @@ class _Maker:
                 texts, further = read_shard(self.out / shard["file"])
                 numbers += further["numbers"].tolist()
                 answers += [ids[length:].tolist() for ids, length in texts]
-        decoded = self.tokenizer.backend.decode_batch(answers, skip_special_tokens=True)
-        return dict(zip(numbers, (text.strip() for text in decoded), strict=True))
+        return dict(zip(numbers, self._decoded(answers), strict=True))
+
+    def _decoded(self, texts: Sequence[Sequence[int]]) -> list[str]:
+        """What was said: without the token that ended it, and without blanks around."""
+        stops = self.tokenizer.stop_tokens
+        spoken = [list(ids[:-1] if ids and ids[-1] in stops else ids) for ids in texts]
+        return [text.strip() for text in self.tokenizer.backend.decode_batch(spoken, skip_special_tokens=True)]
 
     def _sampled(self, openings: Sequence[str], source: str, deadline: float) -> dict[int, str]:
         """Messages in the user's place behind texts, by number; those without end or without words are dropped."""
@@ -220,9 +231,9 @@ class _Maker:
         uniform = uniform_numbers(self.options.seed, source, len(prompts), USER_TURN_TOKENS)
         found = generator.run(prompts, uniform, deadline)
         numbers = sorted(found)
-        texts = self.tokenizer.backend.decode_batch([found[number] for number in numbers], skip_special_tokens=True)
+        texts = self._decoded([found[number] for number in numbers])
         kept: dict[int, str] = {}
-        for number, text in zip(numbers, (text.strip() for text in texts), strict=True):
+        for number, text in zip(numbers, texts, strict=True):
             if found[number][-1] not in self.tokenizer.stop_tokens:
                 self._drop(source, "without_end")
             elif len(text) < MIN_USER_CHARACTERS or "\ufffd" in text:

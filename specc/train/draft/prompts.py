@@ -135,7 +135,7 @@ def beginning_prompts(tokenizer: Tokenizer, corpus: Path | None, count: int) -> 
     Documents are those of a prepared corpus, without its questions (they have a source of their own); without a corpus,
     the sources of the standard library.
     """
-    documents = list(_library(tokenizer) if corpus is None else _corpus(corpus))
+    documents = list(islice(_library(tokenizer), max(count, 1)) if corpus is None else _corpus(corpus))
     longest = max(map(len, documents), default=0)
     places = ((document, start) for start in range(0, longest, PIECE) for document in documents)
     prompts = (_beginning(tokenizer, document, start) for document, start in places if start + PIECE <= len(document))

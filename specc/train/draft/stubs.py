@@ -22,9 +22,17 @@ def library_files(root: Path | None = None) -> list[Path]:
 
 
 def library_stubs(count: int, root: Path | None = None) -> list[str]:
-    """`count` stubs, or as many as there are: different texts, in an order that depends on the texts alone."""
-    stubs = {stub for path in library_files(root) for stub in stubs_of(_source(path))}
-    return sorted(stubs, key=lambda stub: hashlib.sha256(stub.encode()).digest())[:count]
+    """`count` different stubs, or as many as there are, from files in a mixed order that depends on their names."""
+    found: dict[str, None] = {}
+    for path in sorted(library_files(root), key=_order):
+        if len(found) >= count:
+            break
+        found |= dict.fromkeys(stubs_of(_source(path)))
+    return list(found)[:count]
+
+
+def _order(path: Path) -> bytes:
+    return hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).digest()
 
 
 def stubs_of(source: str) -> Iterator[str]:
