@@ -38,12 +38,13 @@ def label_at(x: float, y: float, shown: object, kind: str = "", **attributes: st
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers from at most `low` to at least `high`."""
-    span = high - low or abs(high) or 1.0
+    """Round numbers from at most `low` to at least `high`, two or more; values closer than a millionth are as one."""
+    size = max(abs(low), abs(high))
+    span = max(high - low, size * 1e-6, 1e-290) if high > low else max(size, 1e-290) if size else 1.0
     step = 10.0 ** math.floor(math.log10(span / wanted))
-    step = next(step * factor for factor in (1, 2, 5, 10) if span / (step * factor) <= wanted)
+    step = next(step * factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
+    return [float(f"{number * step:.12g}") for number in range(first, max(last, first + 1) + 1)]
 
 
 class Frame:
@@ -80,7 +81,7 @@ def curves(found: Curves) -> Html:
     points = [(x, y) for line in series for x, y in zip(line.x, line.y, strict=True) if y is not None]
     title = element("figcaption", found.title or found.name.replace("_", " "))
     if not points:
-        return element("figure", title, element("p", "There are no points.", class_="note"))
+        return element("figure", title, _legend(series), element("p", "There are no points.", class_="note"))
     frame = Frame([x for x, _ in points] + [mark.x for mark in found.marks], [y for _, y in points])
     marks = []
     for mark in found.marks:
