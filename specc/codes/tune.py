@@ -25,8 +25,7 @@ TUNE_CODES: tuple[Code, ...] = (
         "SPC492",
         "too few steps to judge by",
         "Acceptance is a share of decoding steps. Below some dozens of them its confidence interval is wider than the "
-        "differences between trees. Give more prompts (--limit), more time (--minutes) or longer texts "
-        "(--max-new-tokens).",
+        "differences between trees. Give more prompts (--limit) or longer texts (--max-new-tokens).",
         "specc tune budget SPEC --model DIR --prompts FILE --limit 1 --max-new-tokens 2 -o tuned.yaml",
     ),
     Code(

@@ -39,6 +39,7 @@ from specc.tune.variants import KINDS, SCORED, Kind, Source, Tree, check_tunable
 
 MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)
 FEWEST_POSITIONS = 32
+FEWEST_POINTS = 3
 MOST_POSITIONS = 8000
 """More than enough for shares: the error of an acceptance length is then about 0.02."""
 RECORDING, TIMING = 0.4, 0.35
@@ -146,7 +147,7 @@ def _run(job: Job) -> Findings:
     positions = evidence.ranks.shape[0]
     if positions < FEWEST_POSITIONS:
         message = f"{positions} positions of {texts} texts were recorded, at least {FEWEST_POSITIONS} are needed"
-        raise DiagnosticError([error("SPC492", message, help="raise --limit, --minutes or --max-new-tokens")])
+        raise DiagnosticError([error("SPC492", message, help="raise --limit or --max-new-tokens")])
     points, plain = _points(job, session, ready, seen[0], ends[1])
     findings = _chosen(job, evidence, points, plain, (origin, texts, positions))
     checked = _checked(job, session, findings, unseen or seen, ends[2])
@@ -194,7 +195,7 @@ def _evidence(
     job: Job, session: Session, requests: Sequence[Request], deadline: float, positions: int = MOST_POSITIONS
 ) -> tuple[Evidence, int]:
     """What was recorded, and of how many texts."""
-    bounds, limits = job.bounds, Limits(job.options.max_new_tokens, positions, deadline)
+    bounds, limits = job.bounds, Limits(job.options.max_new_tokens, positions, deadline, FEWEST_POSITIONS)
     draft = job.source.loaded.spec.draft
     if bounds.method == "prompt_lookup":
         assert draft.ngram is not None
@@ -205,7 +206,7 @@ def _evidence(
     loaded = job.source.with_tree(tree, _recording_overrides(job.options.rows))
     rows = record(session, job.work.module(loaded, session), requests, limits, job.say)
     if not rows:
-        raise DiagnosticError([error("SPC492", "no position was recorded", help="raise --minutes or --max-new-tokens")])
+        raise DiagnosticError([error("SPC492", "no position was recorded", help="raise --max-new-tokens")])
     return recorded(rows, bounds.top_k, bounds.levels), len(rows)
 
 
@@ -217,7 +218,7 @@ def _points(
     plain: Point | None = None
     for number, tree in enumerate(ready):
         left = deadline - time.monotonic()
-        if points and left <= 0:
+        if len(points) >= FEWEST_POINTS and left <= 0:
             break
         _, decoder = job.work.decoder(job.source.with_tree(tree), session)
         each = max(0.2, left / (len(ready) - number + 1))

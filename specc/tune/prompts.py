@@ -17,7 +17,8 @@ from specc.runtime.tokenizer import Tokenizer
 from specc.train.draft.store import INDEX, read_store
 
 TEST_NAMES = re.compile(r"(?:^|[^a-z])(?:test|humaneval|mt[-_]?bench|question)(?:[^a-z]|$)")
-"""Names, in lower case, of files and of the folders that hold them."""
+TEST_FOLDERS = re.compile(r"tests?|humaneval|mt[-_]?bench")
+"""Names of files (a part of the name) and of the folders that hold them (the whole name), in lower case."""
 TRAIN_FILES = ("train.jsonl", "train.jsonl.gz")
 WHY = (
     "a tree that was chosen on an evaluation's prompts makes that evaluation report too much; tune on training "
@@ -28,7 +29,8 @@ WHY = (
 def check_not_test(path: Path, allowed: bool) -> bool:
     """Raise DiagnosticError (SPC491) for a file that belongs to a test set, by its name, its folder's or its records;
     with `allowed` say whether it does."""
-    named = next((part for part in (path.name, path.parent.name) if TEST_NAMES.search(part.lower())), None)
+    file, folder = path.name.lower(), path.absolute().parent.name.lower()
+    named = path.name if TEST_NAMES.search(file) else folder if TEST_FOLDERS.fullmatch(folder) else None
     found = named is not None or _test_records(path)
     if found and not allowed:
         what = f"`{named}` names a test set" if named else f"{path} holds MT-Bench or HumanEval records"

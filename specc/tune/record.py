@@ -30,11 +30,17 @@ COMMITTED = ("length", "root_token", "finished", "recent_tokens", "recent_count"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When recording ends: new tokens per text, positions in all, and the time (of time.monotonic)."""
+    """When recording ends: new tokens per text, and positions in all; or the time (of time.monotonic), if there are
+    `fewest` positions."""
 
     max_new_tokens: int
     positions: int
     deadline: float
+    fewest: int = 0
+
+    def over(self, count: int) -> bool:
+        """Whether `count` positions have to do."""
+        return count >= self.positions or (count >= self.fewest and time.monotonic() > self.deadline)
 
 
 @dataclass(slots=True)
@@ -55,7 +61,7 @@ def record(session: Session, drafting: Any, requests: Sequence[Request], limits:
     weights = drafting.Weights(*session.decoder.weights)
     for group in batches(requests, session.module.MAX_BATCH_SIZE):
         count = sum(len(row.drafts) for row in rows)
-        if count >= limits.positions or time.monotonic() > limits.deadline:
+        if limits.over(count):
             break
         rows += _group(session, drafting, weights, group, limits, count)
         say(f"recorded {sum(len(row.drafts) for row in rows)} positions of {len(rows)} texts")
@@ -76,7 +82,7 @@ def _group(
     rows = [_Row(request, [token]) for request, token in zip(group, first, strict=True)]
     (state, own), nothing = states, None
     with torch.no_grad():
-        while time.monotonic() < limits.deadline and count < limits.positions:
+        while not limits.over(count):
             finished = state.finished.tolist()
             if all(finished):
                 break
@@ -166,7 +172,7 @@ def look_up(session: Session, requests: Sequence[Request], limits: Limits, say: 
     texts: list[Decoded] = []
     count = 0
     for group in batches(requests, session.module.MAX_BATCH_SIZE):
-        if count >= limits.positions or time.monotonic() > limits.deadline:
+        if limits.over(count):
             break
         batch = decode_batch(
             session.decoder, group, limits.max_new_tokens, seed=session.identity.seed, speculative=False
