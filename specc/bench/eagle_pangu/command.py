@@ -133,11 +133,7 @@ def measure(run: Run) -> None:
     planned = plan.variant_cells(settings, chosen_variants(run), subset, run.bigram, None)
     run.refused = [{"variant": item.variant.name, "reason": item.refusal} for item in planned if item.refusal]
     if settings.warm:
-        modules = [own, *(item.module for item in planned if item.module is not None)]
-        if settings.bound_positions:
-            bound = plan.bound_cell(settings, prompts, run.has_head)
-            modules.append((plan.module_part(bound.inputs), dict(bound.places)))
-        for text in prepare(distinct(modules), WARM, settings.warm, run.say, settings.deadline):
+        for text in prepare(modules_of(run, planned), WARM, settings.warm, run.say, settings.deadline):
             run.say(text)
     if settings.bound_positions:
         cell = plan.bound_cell(settings, prompts, run.has_head)
@@ -209,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--subset-turns", type=whole(1), default=plan.SUBSET_TURNS, metavar="N", help="default: 40")
     parser.add_argument("--chains", default="4,6", metavar="N,…", help="lengths of the head's chains (default: 4,6)")
     parser.add_argument("--compile-only", action="store_true", help="keep the modules' sources in the cache and end")
+    parser.add_argument("--warm-only", action="store_true", help="the same with their kernels: no head is needed yet")
     return parser
 
 
@@ -226,12 +223,19 @@ def run_of(args: argparse.Namespace, given: list[str]) -> Run:
     return Run(settings_of(args, "specc bench eagle-pangu"), given, sets, parts, chains, args.subset_turns, bigram)
 
 
-def compile_only(run: Run) -> int:
-    """The sources of all modules into the cache: no device is needed."""
+def modules_of(run: Run, planned: Sequence[plan.Planned]) -> list[plan.Module]:
+    """Every module of the run once, the bound's too."""
     own = plan.module_of(run.settings, Variant("own", "", ""), run.bigram)
+    found = [own, *(item.module for item in planned if item.module is not None)]
+    if run.settings.bound_positions:
+        found.insert(1, plan.bound_module(run.settings, run.has_head))
+    return distinct(found)
+
+
+def prepare_only(run: Run, work: str) -> int:
+    """Sources (and kernels) of all modules onto the disk."""
     planned = plan.variant_cells(run.settings, chosen_variants(run), [], run.bigram, None)
-    modules = distinct([own, *(item.module for item in planned if item.module is not None)])
-    failed = prepare(modules, COMPILE, max(1, run.settings.warm), run.say, run.settings.deadline)
+    failed = prepare(modules_of(run, planned), work, max(1, run.settings.warm), run.say, run.settings.deadline)
     for text in failed:
         run.say(text)
     return int(bool(failed))
@@ -242,8 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(given)
     run = run_of(args, given)
-    if args.compile_only:
-        return compile_only(run)
+    if args.compile_only or args.warm_only:
+        return prepare_only(run, WARM if args.warm_only else COMPILE)
     measure(run)
     for path in run.write():
         run.say(f"wrote {path}")

@@ -89,18 +89,19 @@ def module_of(settings: Settings, variant: Variant, bigram: Path | None) -> Modu
     return settings.module(variant.changes, **where), settings.places(**where)
 
 
+def bound_module(settings: Settings, drafter: bool) -> Module:
+    """The run's module for 16 rows, without stop tokens."""
+    inputs = settings.module([], rows=WHOLE, ignore_eos=True, drafter=drafter)
+    return inputs, settings.places(drafter=drafter)
+
+
 def bound_cell(settings: Settings, prompts: Sequence[Conversation], drafter: bool) -> Cell:
     """Plain decoding against itself, before anything is compared."""
     texts = [item["ids"] for item in prompts[: 4 * WHOLE]]
-    inputs = settings.module([], rows=WHOLE, ignore_eos=True, drafter=drafter)
+    inputs, places = bound_module(settings, drafter)
     count = min(BOUND_COUNT, settings.max_new_tokens)
     more = {"prompts": texts, "count": count, "positions": settings.bound_positions}
-    return Cell("bound", BOUND, inputs | more, settings.places(drafter=drafter))
-
-
-def module_part(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's inputs that name its module."""
-    return {name: value for name, value in inputs.items() if name not in ("prompts", "count", "positions")}
+    return Cell("bound", BOUND, inputs | more, places)
 
 
 def decode_cells(

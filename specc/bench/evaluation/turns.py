@@ -56,12 +56,16 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
 
 def warm_up(session: Session, device: str) -> None:
     """A few steps of both kinds, so that kernels are compiled and graphs captured before anything is timed."""
-    module = session.module
-    for width in WARM_UP_WIDTHS if device.startswith("cuda") else WARM_UP_WIDTHS[:1]:
-        ids = tuple(token % module.VOCAB_SIZE for token in range(1, 1 + width))
-        if width + WARM_UP_TOKENS < module.MAX_SEQUENCE_LENGTH:
-            for speculative in (True, False):
-                decoded(session, Request(0, "warm-up", ids), WARM_UP_TOKENS, speculative)
+    for ids in warm_up_prompts(session.module, device):
+        for speculative in (True, False):
+            decoded(session, Request(0, "warm-up", tuple(ids)), WARM_UP_TOKENS, speculative)
+
+
+def warm_up_prompts(module: Any, device: str) -> list[list[int]]:
+    """Prompts of telling lengths that fit into the module; one where nothing is compiled for lengths."""
+    widths = WARM_UP_WIDTHS if device.startswith("cuda") else WARM_UP_WIDTHS[:1]
+    fitting = [width for width in widths if width + WARM_UP_TOKENS < module.MAX_SEQUENCE_LENGTH]
+    return [[token % module.VOCAB_SIZE for token in range(1, 1 + width)] for width in fitting]
 
 
 def decoded(session: Session, request: Request, most: int, speculative: bool) -> dict[str, Any]:
