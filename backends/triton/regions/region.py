@@ -24,6 +24,7 @@ from specc.backends.triton.regions.views import VIEWS
 from specc.backends.triton.regions.writer import Kind, Parameter, Writer
 from specc.ir import ops
 from specc.ir.dims import BATCH, is_symbolic
+from specc.ir.edit import is_loop
 from specc.ir.effects import flat_nodes
 
 aten = torch.ops.aten
@@ -101,8 +102,14 @@ def created_from(node: Node) -> tuple[Any, ...]:
 
 
 def is_free(node: Node) -> bool:
-    """A node that belongs to no region, because each reader works it out."""
-    return node.op == "call_function" and (node.target in FREE or is_gridless(node) or is_constant(node))
+    """A node that belongs to no region, because each reader works it out.
+
+    A loop reads a tensor: what is constant where it begins is work, which then shares a kernel with other work.
+    """
+    if node.op != "call_function":
+        return False
+    constant = is_constant(node) and not any(is_loop(user) for user in node.users)
+    return node.target in FREE or is_gridless(node) or constant
 
 
 def resolver(region: Region) -> Callable[[Writer, Node], Value]:
@@ -178,6 +185,7 @@ def emit(region: Region, limit: int = LIMIT) -> Emitted:
             w.largest = min(w.largest, limit)
         for current in region.outputs:
             _output(w, current)
+        _sized(region, w)
     except Unsupported as reason:
         raise Blocked(current, str(reason)) from reason
     return _source(region, w)
@@ -197,6 +205,21 @@ def _output(w: Writer, node: Node) -> None:
         w.outputs[node].name, fake.dtype, rest, contiguous(rest), w.row_term(fake.shape, lead), lead, node.name
     )
     store(w, memory, w.value(node))
+
+
+def _sized(region: Region, w: Writer) -> None:
+    """Constants alone have no operand that says how many rows there are: then it is what they take their sizes from."""
+    if any(item.dtype is not None and node.meta["val"].shape[:1] == (BATCH,) for node, item in w.parameters.items()):
+        return
+    stack = list(region.nodes)
+    while stack:
+        node = stack.pop()
+        fake = node.meta.get("val")
+        has_rows = isinstance(fake, torch.Tensor) and fake.shape[:1] == (BATCH,) and node not in region.nodes
+        if has_rows and (node.op != "call_function" or not is_free(node)):
+            w.input(node)
+            return
+        stack += node.all_input_nodes
 
 
 def warps(w: Writer) -> int:

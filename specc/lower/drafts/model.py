@@ -23,6 +23,7 @@ from specc.lower.transformer import Attend, ModelInfo, decoder_layer, linear, lo
 aten = torch.ops.aten
 
 CACHES = ("draft_k_cache", "draft_v_cache")
+LAYERED = ("k_cache", "v_cache", "k_table", "v_table")
 Place = tuple[Node | int, Node | int]
 """The table rows [first, end) that new tokens take; nodes where a loop index decides."""
 
@@ -123,11 +124,13 @@ def forward(
 ) -> Outputs:
     """The drafter on new rows. `state`: k_cache, v_cache [Ld,B,C,…], length [B]; with a `place` in node tables also
     k_table, v_table [Ld,B,R,…], and for trees mask [B,M,R]."""
+    if model.eagle:
+        return (
+            _eagle_chain(b, model, w, rows, state) if place is None else _eagle_layer(b, model, w, rows, state, place)
+        )
     embedded = b.call(aten.embedding.default, w[model.embedding], rows.tokens, name="draft_embedded")
     rotary = rope_tables(b, model.info, rows.positions)
     shared = {**state, "positions": rows.positions}
-    if model.eagle:
-        return _eagle_layer(b, model, w, embedded, rows.hidden, rotary, shared, place)
     return _layers(b, model, w, embedded, rotary, shared, place)
 
 
@@ -141,7 +144,7 @@ def _layers(
     place: Place | None,
 ) -> Outputs:
     names = model.info.layer_weights
-    per_layer = [name for name in ("k_cache", "v_cache", "k_table", "v_table") if name in state]
+    per_layer = [name for name in LAYERED if name in state]
     sliced = {name: w[name] for name in names} | {name: state[name] for name in per_layer}
     bounds = {f"place_{i}": node for i, node in enumerate(place or ()) if isinstance(node, Node)}
     invariant = {name: node for name, node in state.items() if name not in per_layer} | bounds
@@ -162,28 +165,50 @@ def _inside(b: BodyBuilder, bound: Node | int, number: int) -> Node | int:
 
 
 def _eagle_layer(
+    b: GraphBuilder, model: DraftModel, w: Mapping[str, Node], rows: Rows, state: Mapping[str, Node], place: Place
+) -> Outputs:
+    """The head's only layer on nodes of a tree, whose rows go to `place` in the tables."""
+    one = {name: b.call(aten.select.int, state[name], 0, 0) for name in LAYERED}
+    hidden, k, v = _eagle_rows(b, model, w, rows, {**state, **one}, place)
+    return Outputs(hidden, b.call(aten.unsqueeze.default, k, 0), b.call(aten.unsqueeze.default, v, 0))
+
+
+def _eagle_chain(
+    outer: GraphBuilder, model: DraftModel, w: Mapping[str, Node], rows: Rows, state: Mapping[str, Node]
+) -> Outputs:
+    """The head's only layer on a chain, as a loop of one iteration over its caches: passes then treat them as those of
+    any stack, and its rows are written where they lie."""
+    if rows.hidden is None:
+        raise ValueError("an EAGLE-3 head needs features")
+    invariant = {name: w[name] for name in model.weights}
+    invariant |= {"length": state["length"], "tokens": rows.tokens, "positions": rows.positions}
+    sliced = {name: state[name] for name in LAYERED if name in state}
+    b = BodyBuilder("layer", carried={"x": rows.hidden}, sliced=sliced, invariant=invariant, keys=outer.keys)
+    out = _eagle_rows(b, model, b.inside, Rows(b["tokens"], b["positions"], b["x"]), b.inside, None)
+    return Outputs(*b.close(outer, model.info.geometry.num_hidden_layers, list(out), "draft_layers"))
+
+
+def _eagle_rows(
     b: GraphBuilder,
     model: DraftModel,
     w: Mapping[str, Node],
-    embedded: Node,
-    hidden: Node | None,
-    rotary: tuple[Node, Node],
+    rows: Rows,
     state: Mapping[str, Node],
     place: Place | None,
-) -> Outputs:
-    if hidden is None:
+) -> tuple[Node, Node, Node]:
+    """Hidden states [B,M,H] of the head's layer, and its K and V: the rows [B,M,…], or the tables that hold them."""
+    if rows.hidden is None:
         raise ValueError("an EAGLE-3 head needs features")
     info = model.info
     weights = logical(info, w, [name for name in model.weights if name.startswith(info.prefix)])
-    eps = info.geometry.rms_norm_eps
-    inputs = [norm(b, embedded, weights["input_layernorm"], eps), norm(b, hidden, weights["hidden_norm"], eps)]
+    eps, rotary = info.geometry.rms_norm_eps, rope_tables(b, info, rows.positions)
+    embedded = b.call(aten.embedding.default, w[model.embedding], rows.tokens, name="draft_embedded")
+    inputs = [norm(b, embedded, weights["input_layernorm"], eps), norm(b, rows.hidden, weights["hidden_norm"], eps)]
     attention_input = b.call(aten.cat.default, inputs, -1, name="attention_input")
-    layered = [name for name in ("k_cache", "v_cache", "k_table", "v_table") if name in state]
-    one = {name: b.call(aten.select.int, state[name], 0, 0) for name in layered}
     kept: dict[str, Node] = {}
-    attend = _attend(b, {**state, **one}, place, model, kept)
-    out = decoder_layer(b, hidden, weights, info.geometry, rotary, attend, attention_input=attention_input)
-    return Outputs(out, b.call(aten.unsqueeze.default, kept["k"], 0), b.call(aten.unsqueeze.default, kept["v"], 0))
+    attend = _attend(b, {**state, "positions": rows.positions}, place, model, kept)
+    out = decoder_layer(b, rows.hidden, weights, info.geometry, rotary, attend, attention_input=attention_input)
+    return out, kept["k"], kept["v"]
 
 
 def project_features(b: GraphBuilder, model: DraftModel, w: Mapping[str, Node], features: Node) -> Node:
