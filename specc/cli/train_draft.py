@@ -27,6 +27,8 @@ The same command on the same OUT goes on with a run that was interrupted: with t
 training at its last checkpoint. Several GPUs: torchrun --nproc-per-node N -m specc train draft ….
 """
 ENDLESS = 10_000_000
+PROMPTS = {"gsm8k": 7473, "stubs": 4000, "user_turns": 25000, "beginnings": 20000}
+"""Training prompts by kind: problems, beginnings of functions, sampled user turns (assistants), beginnings of texts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,9 @@ def _text_arguments(text: argparse._ArgumentGroup) -> None:
     text.add_argument("--text-seconds", type=float, metavar="S", help="generate for at most S seconds")
     text.add_argument("--text-batch", type=positive, metavar="N", help="texts at a time (default: 512; cpu: 32)")
     text.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="at most N a text (default: 256)")
+    for name, count in PROMPTS.items():
+        flag = f"--{name.replace('_', '-')}"
+        text.add_argument(flag, type=int, default=count, metavar="N", help=f"prompts of that kind (default: {count})")
     text.add_argument("--texts-only", action="store_true", help="stop when the training text is there")
 
 
@@ -71,6 +76,10 @@ def _training_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="peak rate (default: 0.001)")
     how.add_argument("--warm-up", type=positive, default=50, metavar="N", help="steps (default: 50)")
     how.add_argument("--weight-decay", type=float, default=0.01, metavar="X", help="default: 0.01")
+    how.add_argument(
+        "--loop-tokens", type=int, default=32, metavar="N",
+        help="read texts that repeat themselves for N tokens behind the first repetition (default: 32; -1: whole)",
+    )  # fmt: skip
     how.add_argument("--log-every", type=positive, default=20, metavar="N", help="in steps (default: 20)")
     how.add_argument("--checkpoint-every", type=positive, default=1000, metavar="N", help="in steps (default: 1000)")
     how.add_argument("--evaluate-every", type=positive, default=500, metavar="N", help="in steps (default: 500)")
@@ -133,7 +142,8 @@ def _config(args: argparse.Namespace) -> DraftConfig:
         evaluate_every=args.evaluate_every,
         checkpoint_every=args.checkpoint_every,
     )
-    return DraftConfig(train, args.unroll, args.decay)
+    loop_tokens = args.loop_tokens if args.loop_tokens >= 0 else None
+    return DraftConfig(train, args.unroll, args.decay, loop_tokens)
 
 
 def _trial(args: argparse.Namespace) -> Trial | None:
@@ -157,6 +167,7 @@ def _writer(args: argparse.Namespace, model: Path) -> WriteTexts | None:
             data=args.data,
             fingerprint=fingerprint,
             corpus=args.corpus,
+            **{name: getattr(args, name) for name in PROMPTS},
             max_new_tokens=args.new_tokens,
             batch=args.text_batch or (512 if args.device == "cuda" else 32),
             seed=args.seed,

@@ -15,7 +15,7 @@ from specc.models.checkpoint import checkpoint_headers, load_checkpoint
 from specc.models.families import checkpoint_geometry
 from specc.models.weights import weight_table
 from specc.train.draft import export
-from specc.train.draft.batches import MULTIPLE, Plan, Text, make_batch, split, usable
+from specc.train.draft.batches import MULTIPLE, Plan, Text, first_repeat, make_batch, split, usable
 from specc.train.draft.evaluate import chain_lengths
 from specc.train.draft.export import export_head, head_config, round_to_stored, stored
 from specc.train.draft.head import EagleHead
@@ -70,6 +70,17 @@ def test_long_texts_are_cut_and_those_without_predictions_dropped() -> None:
     ids = torch.arange(10, dtype=torch.int32)
     found = usable([(ids, 4), (ids, 9), (ids, 8), (ids[:3], 1), (ids[:4], 1)], 8)
     assert [(len(text.ids), text.prompt) for text in found] == [(8, 4), (4, 1)]
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 3), st.integers(0, 9))
+def test_texts_end_a_little_behind_their_first_repetition(continuation: list[int], prompt: int, kept: int) -> None:
+    ids = np.array([9] * prompt + continuation, dtype=np.int32)
+    runs = [tuple(continuation[i : i + 8]) for i in range(len(continuation) - 7)]
+    end = next((i + 8 for i, run in enumerate(runs) if run in runs[:i]), len(continuation))
+    assert first_repeat(ids[prompt:]) == end
+    found = usable([(ids, prompt)], 100, kept)
+    expected = min(len(ids), prompt + end + kept)
+    assert [len(text.ids) for text in found] == ([expected] if expected - max(prompt, 2) >= 2 else [])
 
 
 @given(st.integers(0, 200), st.integers(1, 60))

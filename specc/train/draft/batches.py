@@ -14,6 +14,9 @@ from torch import Tensor
 MULTIPLE = 64
 """Rows are padded to a multiple of this many tokens: few shapes, and aligned matrix products."""
 LEAST_PREDICTED = 2
+REPEATED_RUN = 8
+
+FACTORS = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, REPEATED_RUN + 1)], dtype=np.uint64)
 
 Ids = npt.NDArray[np.int32]
 
@@ -46,14 +49,31 @@ class Batch:
         return Batch(self.ids.to(device, non_blocking=True), self.rows.to(device, non_blocking=True))
 
 
-def usable(texts: Iterable[tuple[Any, int]], longest: int) -> list[Text]:
-    """Texts cut to `longest` tokens; those with fewer than two predicted tokens left are dropped."""
+def usable(texts: Iterable[tuple[Any, int]], longest: int, loop_tokens: int | None = None) -> list[Text]:
+    """Texts cut to `longest` tokens; those with fewer than two predicted tokens left are dropped.
+
+    With `loop_tokens` a text ends that many tokens behind the place where its continuation begins to repeat itself: a
+    small model decoded greedily often ends in a loop, which soon teaches nothing more.
+    """
     found = []
     for ids, prompt in texts:
         cut = np.asarray(ids, dtype=np.int32)[:longest]
+        if loop_tokens is not None:
+            cut = cut[: prompt + first_repeat(cut[prompt:]) + loop_tokens]
         if prompt >= 1 and predicted_rows(len(cut), prompt).size >= LEAST_PREDICTED:
             found.append(Text(cut, int(prompt)))
     return found
+
+
+def first_repeat(ids: Ids) -> int:
+    """Where the first run of 8 tokens ends that was there before (tokens up to and with it); else the length."""
+    if len(ids) <= REPEATED_RUN:
+        return len(ids)
+    # A run is known by a 64-bit hash: sums of products that wrap around.
+    runs = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint64), REPEATED_RUN) @ FACTORS
+    _, first, inverse = np.unique(runs, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[inverse] != np.arange(len(runs)))
+    return int(again[0]) + REPEATED_RUN if again.size else len(ids)
 
 
 def predicted_rows(length: int, prompt: int) -> npt.NDArray[np.int64]:

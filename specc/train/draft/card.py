@@ -32,11 +32,12 @@ question, which this card does not answer.
 
 {steps:,} steps, {tokens:,} positions (padding included), {epochs:.1f} epochs over {texts:,} texts of the target
 ({continuation:,} tokens of its own) in {minutes:.1f} minutes on {processes} x {device}: {rate:,} positions/s.
-Training-time test of {unroll} steps, weights {decay}^s; soft cross-entropy with the target's law within the draft
-vocabulary, each row weighted by the mass that the draft vocabulary holds. AdamW (betas {betas}, weight decay
-{weight_decay} on matrices, clipping at {clip}), {warmup} warm-up steps to {peak:g}, half a cosine down to {final:g} of
-that, seed {seed}, torch {torch}. The prompt's part of a text carries no loss. fc at the start: {fc}. `recipe.json` has
-all options and fingerprints, `training_log.jsonl` the log.
+Training-time test of {unroll} steps, weights {decay}^s; {loops}
+soft cross-entropy with the target's law within the draft vocabulary, each row weighted by the mass that the draft
+vocabulary holds. AdamW (betas {betas}, weight decay {weight_decay} on matrices, clipping at {clip}), {warmup} warm-up
+steps to {peak:g}, half a cosine down to {final:g} of that, seed {seed}, torch {torch}. The prompt's part of a text
+carries no loss. fc at the start: {fc}.
+`recipe.json` has all options and fingerprints, `training_log.jsonl` the log.
 
 Texts by source: {counts}. Dropped: {dropped}.
 """
@@ -78,6 +79,7 @@ def card_text(title: str, result: Mapping[str, Any]) -> str:
         rate=result["tokens_per_second"],
         unroll=training["unroll"],
         decay=training["decay"],
+        loops=loops_text(training["loop_tokens"]),
         betas="/".join(map(str, training["betas"])),
         weight_decay=training["weight_decay"],
         clip=training["clip"],
@@ -90,6 +92,13 @@ def card_text(title: str, result: Mapping[str, Any]) -> str:
         counts=_listed(text["counts"]),
         dropped=_dropped(text["dropped"]),
     )
+
+
+def loops_text(tokens: int | None) -> str:
+    """How texts that repeat themselves were read, here and in the held-out figures."""
+    if tokens is None:
+        return "texts that repeat themselves are read to their end;"
+    return f"all texts (the held-out ones too) end {tokens} tokens behind the first 8 tokens that they repeat;"
 
 
 def agreement_table(held_out: Mapping[str, Any]) -> str:

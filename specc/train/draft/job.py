@@ -172,7 +172,8 @@ def _store(job: Job, fingerprint: str) -> tuple[StoreIndex, Texts]:
 def _material(job: Job, eagle: EagleGeometry, fingerprint: str) -> Material:
     """Read and split the texts, and choose the draft vocabulary. SPC476 for too little text, or another target's."""
     index, store = _store(job, fingerprint)
-    texts = usable(((ids.numpy(), prompt) for ids, prompt in store), job.config.train.sequence)
+    whole = ((ids.numpy(), prompt) for ids, prompt in store)
+    texts = usable(whole, job.config.train.sequence, job.config.loop_tokens)
     if len(texts) < 2:
         raise _too_little(f"there are {len(texts)} usable texts")
     train, held_out = split(texts, HELD_OUT_EVERY)
@@ -259,7 +260,12 @@ def _recipe(
         "target": {"name": job.model.resolve().name, "fingerprint": fingerprint},
         "text": material.facts,
         "initialised": origin,
-        "training": {**train, "unroll": job.config.unroll, "decay": job.config.decay},
+        "training": {
+            **train,
+            "unroll": job.config.unroll,
+            "decay": job.config.decay,
+            "loop_tokens": job.config.loop_tokens,
+        },
         "parameters": sum(parameter.numel() for parameter in trainer.head.parameters()),
         "steps": state.step,
         "tokens": state.tokens,

@@ -36,13 +36,15 @@ Evaluate = Callable[[], dict[str, Any]]
 class DraftConfig:
     """How a head is trained. `train` holds steps, minutes, batch x sequence (positions of a step) and the rate.
 
-    `unroll` steps of the training-time test, step s with weight `decay`^s. `keep_bytes`: how much of what the target
+    `unroll` steps of the training-time test, step s with weight `decay`^s. `loop_tokens`: how far texts that repeat
+    themselves are read behind the first repetition (None: to their end). `keep_bytes`: how much of what the target
     computed is kept on the device for later epochs. `identity` names run and data: checkpoints of another are refused.
     """
 
     train: TrainConfig
     unroll: int = 4
     decay: float = 0.8
+    loop_tokens: int | None = None
     keep_bytes: int = 0
     identity: str = ""
 
