@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specc.models.geometry import EagleGeometry
-from specc.output import cannot_write, make_folder, write_json
+from specc.output import cannot_write, make_folder, umask, write_json
 from specc.train.draft.head import EagleHead
 
 INDEX = "model.safetensors.index.json"
@@ -85,6 +85,7 @@ def export_head(head: EagleHead, folder: Path, config: Mapping[str, Any]) -> dic
         temporary = folder / f".{name}.tmp-{os.getpid()}"
         try:
             save_file(shard, temporary, metadata={"format": "pt"})
+            os.chmod(temporary, 0o666 & ~umask())  # some versions of safetensors make private files
             os.replace(temporary, folder / name)
         except (OSError, SafetensorError) as problem:
             temporary.unlink(missing_ok=True)
