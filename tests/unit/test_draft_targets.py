@@ -228,3 +228,14 @@ def test_families_without_a_frozen_form_are_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(DiagnosticError) as caught:
         load_target(tmp_path, "cpu", torch.float32)
     assert caught.value.diagnostics[0].code == "SPC477"
+
+
+def test_steps_that_read_only_some_columns_write_the_same_texts() -> None:
+    target = target_of("tied")
+    prompts = [ids_of(1, length, length)[0].tolist() for length in (3, 118, 150)]
+    generator = Generator(target, [], Limits(2, 20, 150), sampled=False)
+    assert generator.decoding.attended_sizes == (128, 176)
+    for number, new in generator.run(prompts).items():
+        text = torch.tensor([prompts[number] + new])
+        logits = target.logits(target.states(text, [], "output")[1])[0]
+        assert new == logits[len(prompts[number]) - 1 : -1].argmax(-1).tolist()

@@ -93,6 +93,15 @@ def test_overlap_is_a_shared_run_of_13_words(tests: list[str], text: str) -> Non
     assert all(overlap.shared_by(f"new, {one}!") for one in tests if runs(one))
 
 
+def test_a_run_with_another_word_in_it_is_not_shared() -> None:
+    words = TEST_QUESTION.split()[:NGRAM_WORDS]
+    overlap = Overlap([" ".join(words)])
+    assert overlap.shared_by(" ".join(words))
+    for place in range(NGRAM_WORDS):
+        for other in ("other", words[place - 1]):
+            assert not overlap.shared_by(" ".join([*words[:place], other, *words[place + 1 :]]))
+
+
 def test_words_are_letters_and_digits_without_case() -> None:
     assert words_of("It's snake_case, 3.5 Über") == ["it", "s", "snake", "case", "3", "5", "über"]
 
