@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def test_a_result_is_shown_with_its_source() -> None:
     ):
         assert shown in reading.text
     assert reading.page.count('class="number shade-8 best"') == 1
+    other = page([results_of("a", changed("heat_maps", best=[0, 1]))])
+    assert re.findall(r'best" title="best">([^<]*)<', other) == ["1.25"]
 
 
 def test_the_repositorys_own_results_can_be_shown() -> None:
