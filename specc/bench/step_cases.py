@@ -12,8 +12,9 @@ import torch
 import yaml
 
 from specc.bench.gpu_timing import RATE
-from specc.check.weights import program_weights
+from specc.check.weights import PREFIX, program_weights
 from specc.lower.assemble import lower
+from specc.lower.drafts.state import head_geometry, head_weight_table
 from specc.models.random_weights import random_weights
 from specc.models.weights import weight_table
 from specc.runtime.module import GeneratedModule
@@ -37,7 +38,7 @@ GREEDY: Mapping[str, Any] = {"method": "greedy"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A shipped spec with some sections replaced, in bfloat16, without stop tokens.
+    """A shipped spec with some sections replaced, in bfloat16 (or `dtype`), without stop tokens.
 
     `context`: committed tokens before the step. `plain_bar`: a plain step over reading weights and state once;
     `plain_us`: a plain step in microseconds; `verify_bar`: verifying all nodes over that plain step (issue bars; None:
@@ -52,12 +53,13 @@ class Case:
     plain_us: float | None = None
     verify_bar: float | None = None
     sections: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "bfloat16"
 
-    def loaded(self, batch: int, dtype: str = "bfloat16") -> LoadedSpec:
+    def loaded(self, batch: int, dtype: str | None = None) -> LoadedSpec:
         """The spec for so many rows at once."""
         mapping: dict[str, Any] = yaml.safe_load((SPECS / self.spec).read_text(encoding="utf-8"))
         mapping |= {"name": f"bench-{self.name}".replace(".", "-"), "accept": dict(GREEDY)} | dict(self.sections)
-        runtime = {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype}
+        runtime = {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype or self.dtype}
         if dtype == "float64" and mapping["target"]["family"] in ("gated_deltanet", "qwen3_next"):
             runtime["state_dtype"] = "float64"
         return from_mapping(mapping | {"runtime": runtime}, base=SPECS)
@@ -70,6 +72,8 @@ CASES: Mapping[str, Case] = {
         Case("llama-3.2-1b", "llama3-scaled.yaml", 4096, 4608, plain_bar=1.6, verify_bar=1.2,
              sections={"draft": TREE_OF_16, "sampling": {"seed": 1}}),
         Case("smollm2", "smollm2-prompt-lookup-tree.yaml", 512, 2048, plain_us=400.0),
+        Case("smollm2-eagle", "smollm2-eagle.yaml", 512, 2048),
+        Case("gdn-15m-eagle", "gdn-15m-eagle.yaml", 256, 1024, dtype="float32"),
     )
 }  # fmt: skip
 
@@ -79,12 +83,13 @@ def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device
     """Random `Weights` of a module, drawn on the device, in the module's own layout and types.
 
     The values are rounded to bfloat16 first, whatever the module's dtype: a float64 module of the same seed then has
-    the weights of a bfloat16 one. For specs whose drafter has no weights, unless `change` adds them: it may replace and
-    add weights by their logical names (see `specc.check.weights`).
+    the weights of a bfloat16 one. For drafters without weights and EAGLE-3 heads, unless `change` adds others: it
+    may replace and add weights by their logical names (see `specc.check.weights`).
     """
     geometry = loaded.spec.target.geometry
     drawn = random_weights(weight_table(geometry), geometry, seed, torch.bfloat16, scale=SCALE, device=device)
     logical = {name: value if isinstance(value, torch.Tensor) else tuple(value) for name, value in drawn.items()}
+    logical |= _head_weights(loaded.spec, device, seed + 2)
     if change is not None:
         change(logical)
     layouts = {layout.name: layout for layout in module.WEIGHTS}
@@ -96,6 +101,16 @@ def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device
         for name, value in made.items()
     }
     return module.Weights(**cast)
+
+
+def _head_weights(spec: Spec, device: torch.device | str, seed: int) -> dict[str, Any]:
+    """A random EAGLE-3 head by logical names, its vocabulary tables included; nothing for other drafters."""
+    head = spec.eagle_geometry
+    if head is None:
+        return {}
+    table, geometry = head_weight_table(head), head_geometry(head)
+    drawn = random_weights(table, geometry, seed, torch.bfloat16, scale=SCALE, device=device, include_optional=True)
+    return {f"{PREFIX}{name}": value.to(device) for name, value in drawn.items() if isinstance(value, torch.Tensor)}
 
 
 @dataclass(frozen=True, slots=True)

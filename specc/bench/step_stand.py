@@ -103,6 +103,7 @@ class Stand:
             logits = self.verified.logits[:, node - 1]
             tokens[:, node] = logits.argmax(-1)
         fields = {"tokens": tokens, "parent": parent, "valid": valid}
+        fields["log_probs"] = torch.zeros_like(tokens, dtype=torch.float32)  # greedy acceptance does not ask
         self.draft = self.module.Draft(**{name: fields[name] for name in self.module.Draft._fields})
 
     def moving(self) -> list[tuple[Tensor, Tensor]]:

@@ -23,8 +23,8 @@ DRAFT = dict(TREE_OF_16) | {"num_speculative_tokens": 7, "num_steps": 3}
 class Small(Case):
     """A case without a file."""
 
-    def loaded(self, batch: int, dtype: str = "float32") -> LoadedSpec:
-        llama = self.name == "llama"
+    def loaded(self, batch: int, dtype: str | None = None) -> LoadedSpec:
+        dtype, llama = dtype or "float32", self.name == "llama"
         mapping: dict[str, Any] = {
             "specc": 1,
             "name": self.name,

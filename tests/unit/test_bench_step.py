@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +49,20 @@ def test_every_form_runs_and_planted_drafts_are_taken(name: str) -> None:
         assert (stand.state.length - length).tolist() == [1, 1]
         stand.step()
         assert (stand.state.length - length).min() >= 2
+
+
+def test_a_case_with_a_head_draws_its_weights_and_drafts() -> None:
+    case = replace(CASES["gdn-15m-eagle"], context=12, capacity=48)
+    loaded = case.loaded(1)
+    module = import_source(compile_spec(loaded, "reference", verify=False).source, "specc_bench_head")
+    stand = brought_up(case, loaded, module, 1, "cpu")
+    with torch.no_grad():
+        stand.plant()
+        stand.make_draft()
+        assert stand.drafted.valid.all()
+        stand.step()
+    assert stand.weights.draft_fc.shape == (256, 3 * 256)
+    assert (stand.state.length > 12).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gdn"])
