@@ -220,7 +220,8 @@ def run_of(args: argparse.Namespace, given: list[str]) -> Run:
         )
     bigram = None if args.bigram_model is None else find_model(args.bigram_model).resolve()
     chains = tuple(int(length) for length in args.chains.split(",") if length)
-    return Run(settings_of(args, "specc bench eagle-pangu"), given, sets, parts, chains, args.subset_turns, bigram)
+    settings = settings_of(args, "specc bench eagle-pangu", runs=not args.compile_only)
+    return Run(settings, given, sets, parts, chains, args.subset_turns, bigram)
 
 
 def modules_of(run: Run, planned: Sequence[plan.Planned]) -> list[plan.Module]:

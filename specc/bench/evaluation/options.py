@@ -110,10 +110,10 @@ def add_options(parser: argparse.ArgumentParser, spec: Path, name: str) -> None:
     add("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help="cells on a Ray cluster (default: a local one)")
 
 
-def settings_of(args: argparse.Namespace, command: str) -> Settings:
-    """The run's settings, its folders found. Raises DiagnosticError: SPC292, SPC401, SPC411."""
+def settings_of(args: argparse.Namespace, command: str, runs: bool = True) -> Settings:
+    """The run's settings, its folders found. Raises DiagnosticError: SPC292 (where it `runs`), SPC401, SPC411."""
     on_gpu = str(args.device).startswith("cuda")
-    if on_gpu:
+    if on_gpu and runs:
         require_gpu(command)
     positions = (20_000 if on_gpu else 0) if args.bound_positions is None else args.bound_positions
     return Settings(
