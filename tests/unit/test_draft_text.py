@@ -199,14 +199,15 @@ def test_assistants_write_user_turns_and_second_turns(
     monkeypatch.setattr(continuations, "MIN_USER_CHARACTERS", 1)
     # A random model almost never ends its turn: here all bytes do that are no printable ASCII.
     tokenizer = replace(chatting.tokenizer, stop_tokens=(*range(94, 256), STOP_TOKEN))
-    options = replace(chatting.options, user_turns=40, gsm8k=1, stubs=1, second_turns=1.0)
+    options = replace(chatting.options, user_turns=40, gsm8k=1, stubs=4, second_turns=1.0)
     index = make_continuations(chatting.target, tokenizer, options, tmp_path)
     assert index.counts["user_turns"] >= 3
     assert index.counts["second_turns"] >= 1
     kinds = {shard["prompts"] for shard in index.shards}
     assert kinds == {"prompts.jsonl", "second_turns.jsonl"}
     texts = [tokenizer.decode(ids[:length], skip_special_tokens=False) for ids, length in rows_of(tmp_path)]
-    assert all(text.endswith("<eos>\n<assistant>") for text in texts)
+    assert sum(text.startswith("def ") for text in texts) == 3  # every fourth stub is a message
+    assert all(text.endswith("<eos>\n<assistant>") for text in texts if not text.startswith("def "))
     assert sum(text.count("<user>") == 2 for text in texts) == index.counts["second_turns"]
     before = rows_of(tmp_path)
     make_continuations(chatting.target, tokenizer, options, tmp_path)

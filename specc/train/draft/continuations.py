@@ -65,7 +65,7 @@ class TextOptions:
     fingerprint: str
     corpus: Path | None = None
     gsm8k: int = 7473
-    stubs: int = 4000
+    stubs: int = 5000
     user_turns: int = 25000
     beginnings: int = 20000
     second_turns: float = 0.2

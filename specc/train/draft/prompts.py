@@ -33,6 +33,7 @@ Tokens: TypeAlias = npt.NDArray[Any]
 GSM8K_TRAIN = "gsm8k/train.jsonl.gz"
 MARKS = ("\ue000first\ue000", "\ue000second\ue000", "\ue000third\ue000")
 MIN_BEGINNING, MAX_BEGINNING = 20, 60
+AS_MESSAGE = 4
 PIECE = 300
 """Tokens between the places of a document where beginnings are taken."""
 LOOKED_AT = 140
@@ -124,9 +125,12 @@ def gsm8k_prompts(data: Path, count: int) -> list[TrainingPrompt]:
 
 
 def stub_prompts(count: int, frame: ChatFrame | None, root: Path | None = None) -> list[TrainingPrompt]:
-    """Stubs: a user's message for assistants, a text to go on with for other models."""
-    raw = frame is None or not frame.assistant
-    return [TrainingPrompt("stubs", (stub,), raw) for stub in library_stubs(count, root)]
+    """Stubs: texts to go on with, as HumanEval is asked; for assistants every fourth is a user's message."""
+    assistant = frame is not None and frame.assistant
+    return [
+        TrainingPrompt("stubs", (stub,), raw=not assistant or number % AS_MESSAGE != AS_MESSAGE - 1)
+        for number, stub in enumerate(library_stubs(count, root))
+    ]
 
 
 def beginning_prompts(tokenizer: Tokenizer, corpus: Path | None, count: int) -> list[TrainingPrompt]:
