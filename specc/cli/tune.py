@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bounds = parser.add_argument_group("bounds")
     bounds.add_argument("--limit", type=positive, default=64, metavar="N", help="prompts (default: 64)")
     bounds.add_argument("--minutes", type=float, default=2.0, metavar="M", help="for measuring (default: 2)")
-    bounds.add_argument("--build-minutes", type=float, default=3.0, metavar="M", help="cuda: to compile (default: 3)")
+    bounds.add_argument("--build-minutes", type=float, default=2.5, metavar="M", help="cuda: to compile (default: 2.5)")
     bounds.add_argument("--max-new-tokens", type=positive, default=128, metavar="N", help="per text (default: 128)")
     bounds.add_argument("--rows", type=positive, default=8, metavar="N", help="texts recorded at once (default: 8)")
     trees = parser.add_argument_group("trees")

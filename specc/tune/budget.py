@@ -9,16 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import yaml
+
 from specc.diagnostics import DiagnosticError, error
 from specc.output import check_output, write_json, write_text
-from specc.runtime.generate import Request, decode_batch
+from specc.runtime.generate import BatchResult, Request, decode_batch
 from specc.runtime.metrics import run_metrics
+from specc.runtime.model_folder import check_target, find_model
 from specc.runtime.session import Session
+from specc.runtime.tokenizer import Tokenizer
 from specc.spec import unsupported
 from specc.spec.text import read_text
 from specc.tune.build import Warm, Warming, Workplace
 from specc.tune.choose import (
     Bounds,
+    Choice,
     Margin,
     best_of_each_kind,
     judged,
@@ -30,7 +35,7 @@ from specc.tune.choose import (
 from specc.tune.edit import rewritten, with_header
 from specc.tune.evidence import Evidence, Recorded
 from specc.tune.lookup import Looked
-from specc.tune.prompts import training_requests
+from specc.tune.prompts import check_not_test, training_requests
 from specc.tune.ranks import by_depth
 from specc.tune.record import Limits, look_up, record, recorded
 from specc.tune.report import Checked, Findings
@@ -42,6 +47,8 @@ FEWEST_POSITIONS = 32
 FEWEST_POINTS = 3
 MOST_POSITIONS = 8000
 """More than enough for shares: the error of an acceptance length is then about 0.02."""
+FIRST_BUILD = 0.65
+"""Share of the minutes for building that the modules which measure have; the rest is for what was chosen."""
 RECORDING, TIMING = 0.4, 0.35
 """Shares of the minutes; the rest is for the check of what was chosen."""
 CHECKED = 0.25
@@ -63,7 +70,7 @@ class Options:
     device: str = "cpu"
     limit: int = 64
     minutes: float = 2.0
-    build_minutes: float = 3.0
+    build_minutes: float = 2.5
     max_new_tokens: int = 128
     nodes: int = 31
     levels: int = 8
@@ -112,6 +119,9 @@ def tune(options: Options, say: Say) -> Findings:
         check_output(output)
     source = Source.read(options.spec, options.overrides)
     check_tunable(source.loaded)
+    if options.prompts is not None:
+        check_not_test(options.prompts, options.allow_test)
+    check_target(source.loaded, find_model(options.model))
     target = "triton" if options.device.startswith("cuda") else "reference"
     refused = unsupported(source.loaded, target)
     if refused:
@@ -131,28 +141,34 @@ def tune(options: Options, say: Say) -> Findings:
 def _run(job: Job) -> Findings:
     options = job.options
     spec = job.source.loaded.spec
-    more = _recording_overrides(options.rows)
-    session = job.work.open(job.source.with_tree(job.advance, more))
+    tokenizer = Tokenizer.from_folder(find_model(options.model))
     room = spec.runtime.max_sequence_length - options.max_new_tokens
     requests, origin = training_requests(
-        session.tokenizer, options.prompts, options.data, options.limit, room, spec.sampling.seed,
-        test=options.allow_test,
-    )  # fmt: skip
+        tokenizer, options.prompts, options.data, options.limit, room, spec.sampling.seed, test=options.allow_test
+    )
     aside = int(len(requests) * CHECKED)
     seen, unseen = requests[: len(requests) - aside], requests[len(requests) - aside :]
-    ready = _warmed(job, seen[0])
-    began = time.monotonic()
-    ends = [began + 60 * options.minutes * share for share in (RECORDING, RECORDING + TIMING, 1.0)]
-    evidence, texts = _evidence(job, session, seen, ends[0])
+    build = 60 * options.build_minutes
+    ready = _warmed(job, job.plan, seen[0], FIRST_BUILD * build, recording=True)
+    session = job.work.open(job.source.with_tree(job.advance, _recording_overrides(options.rows)))
+    clock = Clock(60 * options.minutes)
+    evidence, texts = _evidence(job, session, seen, clock.end(RECORDING))
     positions = evidence.ranks.shape[0]
     if positions < FEWEST_POSITIONS:
         message = f"{positions} positions of {texts} texts were recorded, at least {FEWEST_POSITIONS} are needed"
         raise DiagnosticError([error("SPC492", message, help="raise --limit or --max-new-tokens")])
-    points, plain = _points(job, session, ready, seen[0], ends[1])
+    points, plain = _points(job, session, ready, seen[0], clock.end(TIMING))
     findings = _chosen(job, evidence, points, plain, (origin, texts, positions))
-    checked = _checked(job, session, findings, unseen or seen, ends[2])
-    same = () if unseen else ("too few prompts: the check ran on those that the tree was chosen by",)
-    findings = replace(findings, checked=tuple(checked), notes=(*findings.notes, *same))
+    wanted = _finalists(findings)
+    built = _warmed(job, [choice.tree for choice in wanted], seen[0], (1 - FIRST_BUILD) * build)
+    left = [choice for choice in wanted if choice.tree in built]
+    checked = _checked(job, session, left, unseen or seen, clock.end(1 - RECORDING - TIMING))
+    notes = list(findings.notes)
+    if not unseen:
+        notes.append("too few prompts: the check ran on those that the tree was chosen by")
+    if findings.chosen not in left:
+        notes.append("the chosen tree was not run: its module was not built in time (--build-minutes)")
+    findings = replace(findings, checked=tuple(checked), notes=tuple(notes))
     _write(job, findings)
     return findings
 
@@ -162,16 +178,43 @@ def _recording_overrides(rows: int) -> list[str]:
     return [f"runtime.max_batch_size={rows}", "draft.prune=null"]
 
 
-def _warmed(job: Job, request: Request) -> list[Tree]:
-    """The trees whose modules are ready to be timed. On a GPU they, and those that record, are compiled and their
+def _warmed(
+    job: Job, trees: Sequence[Tree], request: Request, seconds: float, *, recording: bool = False
+) -> list[Tree]:
+    """The trees whose modules are ready to be run. On a GPU they, and those that record, are compiled and their
     kernels built in processes of their own; a CPU has nothing to build ahead."""
     if job.work.target != "triton":
-        return job.plan
-    deadline = time.monotonic() + 60 * job.options.build_minutes
-    recording: Warm = ("recording", warm_recording, (job.work, job.bounds, job.options.rows, request))
-    steps: list[Warm] = [(tree.label, warm_steps, (job.work, tree, request)) for tree in job.plan]
-    done = Warming([recording, *steps]).run(deadline, job.say)
-    return [tree for tree in job.plan if tree.label in done]
+        return list(trees)
+    rows, first = job.options.rows, list[Warm]()
+    if recording:
+        first.append(("recording", warm_recording, (job.work, job.bounds, rows, request)))
+    steps: list[Warm] = [(tree.label, warm_steps, (job.work, tree, request)) for tree in trees]
+    done = Warming([*first, *steps]).run(time.monotonic() + seconds, job.say)
+    return [tree for tree in trees if tree.label in done]
+
+
+@dataclass(slots=True)
+class Clock:
+    """Shares of the seconds for measuring, one after the other: what was spent on building between does not count, and
+    what a part leaves the next one has."""
+
+    seconds: float
+    spare: float = 0.0
+    last: float = 0.0
+
+    def end(self, share: float) -> float:
+        """When (of time.monotonic) a part ends that begins now."""
+        now = time.monotonic()
+        if self.last:
+            self.spare = max(0.0, self.last - now)
+        self.last = now + self.seconds * share + self.spare
+        return self.last
+
+
+def _finalists(findings: Findings) -> list[Choice]:
+    """The chosen tree, then the best of the other kinds."""
+    others = [choice for kind, choice in findings.best.items() if kind != findings.chosen.tree.kind]
+    return [findings.chosen, *others]
 
 
 def warm_steps(work: Workplace, tree: Tree, request: Request) -> None:
@@ -187,7 +230,7 @@ def warm_recording(work: Workplace, bounds: Bounds, rows: int, request: Request)
     job = Job(Options(work.source.path, work.model, Path(), rows=rows), work, bounds, lambda _: None)
     session = work.open(work.source.with_tree(job.advance, _recording_overrides(rows)))
     _evidence(
-        job, session, [replace(request, number=number) for number in range(rows)], float("inf"), positions=3 * rows
+        job, session, [replace(request, number=number) for number in range(rows)], time.monotonic(), positions=3 * rows
     )
 
 
@@ -240,9 +283,11 @@ def _chosen(
     best = best_of_each_kind(grid, ranked_static(evidence, model, bounds))
     floor = None if spec.draft.prune is None else spec.draft.prune.min_path_log_prob
     before = source_tree(job.source.loaded)
-    within = replace(before, steps=min(before.steps, bounds.levels), top_k=min(before.top_k, bounds.top_k))
+    within = bounds.cut(before)
     notes = [] if within == before else [f"the source's tree is judged as {within.label}: it exceeds what was recorded"]
     chosen = next(iter(best.values()))
+    if plain is not None and plain.seconds * chosen.rate < 1:
+        notes.append(f"plain decoding is faster here: {1 / plain.seconds:.1f} tokens/s; no tree pays on this device")
     found: list[Margin] = []
     if isinstance(evidence, Recorded) and bounds.method in SCORED and chosen.tree.kind != "static":
         found = list(margins(evidence, chosen.tree, MARGINS, floor))
@@ -259,17 +304,16 @@ def _chosen(
 
 
 def _checked(
-    job: Job, session: Session, findings: Findings, requests: Sequence[Request], deadline: float
+    job: Job, session: Session, choices: Sequence[Choice], requests: Sequence[Request], deadline: float
 ) -> list[Checked]:
-    """The chosen tree, then the best of the other kinds, compiled and run on other prompts while there is time."""
-    others = [choice for kind, choice in findings.best.items() if kind != findings.chosen.tree.kind]
+    """The trees, compiled and run on other prompts while there is time."""
     found: list[Checked] = []
-    for choice in [findings.chosen, *others]:
+    for choice in choices:
         if found and time.monotonic() > deadline:
             break
         _, decoder = job.work.decoder(job.source.with_tree(choice.tree), session)
         point = time_steps(decoder, [requests[0].ids], choice.tree, 0.5)
-        batches = []
+        batches: list[BatchResult] = []
         for request in requests:
             if batches and time.monotonic() > deadline:
                 break
@@ -289,8 +333,8 @@ def _write(job: Job, findings: Findings) -> None:
     device = _device_name(options.device, str(told["device"]))
     settings = findings.chosen.tree.settings(source.loaded)
     wanted = source.with_tree(findings.chosen.tree)
-    given = {key: value for key, _, value in (text.partition("=") for text in source.overrides)}
-    text, same = rewritten(read_text(source.path), str(options.output), wanted, given | settings)
+    given = {key.strip(): yaml.safe_load(value) for key, _, value in (one.partition("=") for one in source.overrides)}
+    text, same = rewritten(read_text(source.path), options.output, wanted, given | settings)
     header = findings.header(device, options.command)
     if not same:
         header.append("Written anew: the source's form could not be edited in place.")

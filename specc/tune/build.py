@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specc.diagnostics import DiagnosticError
 from specc.runtime.module import DecoderLike, import_source
 from specc.runtime.perturb import parse_self_perturbed, perturbed_weights
 from specc.runtime.session import Session, open_session, with_stop_tokens
@@ -66,6 +68,14 @@ class Workplace:
         return module.load_weights(session.model, session.drafter or None, self.device)
 
 
+def quietly(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """In a process of its own: a user's mistake ends it without a traceback; the first process reports it."""
+    try:
+        function(*arguments)
+    except DiagnosticError:
+        sys.exit(1)
+
+
 @dataclass(slots=True)
 class Warming:
     """Processes that run variants once, so that their kernels lie compiled on disk; at most `workers` at once."""
@@ -81,7 +91,7 @@ class Warming:
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < self.workers:
                 name, function, arguments = waiting.pop(0)
-                running[name] = context.Process(target=function, args=arguments, daemon=True)
+                running[name] = context.Process(target=quietly, args=(function, arguments), daemon=True)
                 running[name].start()
             for name, process in list(running.items()):
                 if process.exitcode is not None:

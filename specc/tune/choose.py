@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,15 @@ class Bounds:
     top_k: int
     kinds: tuple[Kind, ...]
     method: str
+
+    def cut(self, tree: Tree) -> Tree:
+        """The part of a tree that evidence within these bounds can judge."""
+        steps, top_k = min(tree.steps, self.levels), min(tree.top_k, self.top_k)
+        if tree.kind == "static":
+            choices = tuple(path for path in tree.choices if len(path) <= steps and max(path) < top_k)
+            return replace(tree, nodes=len(choices), steps=steps, top_k=top_k, choices=choices)
+        most = steps if tree.kind == "chain" else dynamic_capacity(self.method, top_k, steps)
+        return replace(tree, nodes=min(tree.nodes, most), steps=steps, top_k=top_k)
 
 
 def judged(evidence: Evidence, tree: Tree, model: StepModel, floor: float | None = None) -> Choice:

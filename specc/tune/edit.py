@@ -7,13 +7,17 @@ behind the last one of its section.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
+from specc.diagnostics import SpecError
 from specc.spec import LoadedSpec, loads, to_mapping
+from specc.spec.model import Spec
 from specc.spec.nodes import Text, compose_nodes
 
 Edit = tuple[int, int, str]
@@ -35,16 +39,30 @@ def edited(text: str, settings: Mapping[str, Any], file: str = "<spec>") -> str:
     return text
 
 
-def rewritten(source: str, file: str, wanted: LoadedSpec, settings: Mapping[str, Any]) -> tuple[str, bool]:
-    """A text that loads to `wanted`, and whether it is the source with changes; else it is written anew, without
-    comments."""
+def rewritten(source: str, output: Path, wanted: LoadedSpec, settings: Mapping[str, Any]) -> tuple[str, bool]:
+    """A text for the file `output` that loads to `wanted`, and whether it is the source with changes; else it is
+    written anew, without comments. Folders of checkpoints are named as seen from there."""
+    folders = {"target.checkpoint": wanted.target_folder, "draft.checkpoint": wanted.draft_folder}
+    base = output.absolute().parent
+    if base.resolve() != wanted.base.absolute().resolve():
+        moved = {key: os.path.relpath(folder, base) for key, folder in folders.items() if folder is not None}
+        settings = {**settings, **moved}
     try:
-        text = edited(source, settings, file)
-        if loads(text, file, base=wanted.base).spec == wanted.spec:
+        text = edited(source, settings, str(output))
+        if _without_folders(loads(text, str(output), base=base).spec) == _without_folders(wanted.spec):
             return text, True
-    except (NotEditable, yaml.YAMLError):
+    except (NotEditable, SpecError, yaml.YAMLError):
         pass
-    return yaml.safe_dump(to_mapping(wanted.spec), sort_keys=False, allow_unicode=True, width=110), False
+    mapping = to_mapping(wanted.spec)
+    if folders["draft.checkpoint"] is not None:
+        mapping["draft"]["checkpoint"] = settings.get("draft.checkpoint", mapping["draft"].get("checkpoint"))
+    return yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, width=110), False
+
+
+def _without_folders(spec: Spec) -> Spec:
+    """The spec without where its checkpoints lie."""
+    parts = {name: getattr(spec, name).model_copy(update={"checkpoint": None}) for name in ("target", "draft")}
+    return spec.model_copy(update=parts)
 
 
 def with_header(text: str, lines: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 NEVER = 1 << 30
 """The threshold of a node that no budget holds."""
@@ -178,7 +179,7 @@ class Recorded:
         return (before & level).sum(1) < top_k
 
 
-def _at(values: npt.NDArray[np.generic], node: Ints) -> npt.NDArray[np.generic]:
+def _at(values: npt.NDArray[Scalar], node: Ints) -> npt.NDArray[Scalar]:
     """values [P,C] at column node [P]; a column below 0 reads column 0, which the caller masks."""
     return np.take_along_axis(values, np.maximum(node, 0)[:, None], 1)[:, 0]
 

@@ -72,7 +72,7 @@ def training_requests(
     """
     if prompts is not None:
         check_not_test(prompts, test)
-        ids = [prompt.first_ids(tokenizer) for prompt in load_prompts(prompts)]
+        ids: list[Sequence[int]] = [prompt.first_ids(tokenizer) for prompt in load_prompts(prompts)]
         origin = prompts.name
     else:
         assert data is not None

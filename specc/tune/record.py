@@ -72,7 +72,7 @@ def _group(
     session: Session, drafting: Any, weights: Any, group: Sequence[Request], limits: Limits, count: int
 ) -> list[_Row]:
     """One batch, token by token."""
-    module = session.module
+    module: Any = session.module
     prompts, numbers = [list(request.ids) for request in group], [request.number for request in group]
     states = []
     for one, its_weights in ((module, session.decoder.weights), (drafting, weights)):

@@ -9,6 +9,7 @@ from typing import Any
 from specc.tune.choose import Bounds, Choice, Margin, heat_map
 from specc.tune.ranks import DepthShares
 from specc.tune.timing import Point, StepModel
+from specc.tune.variants import Kind
 
 STATIC_SHAPES = (
     "nodes that pruning drops become padding: with static shapes a step takes as long as before, unless "
@@ -57,7 +58,7 @@ class Findings:
     plain: Point | None
     bounds: Bounds
     grid: Sequence[Choice]
-    best: Mapping[str, Choice]
+    best: Mapping[Kind, Choice]
     before: Choice
     chosen: Choice
     margins: Sequence[Margin] = ()
@@ -173,8 +174,8 @@ class Findings:
             lines.append(f"margin {margin.margin:g}: {effect}")
         lines += [STATIC_SHAPES] if self.margins else []
         for one in self.checked:
-            expected = one.choice.replay.acceptance_length
-            told = f"{one.acceptance_length:.3f} over {one.steps} steps (expected {expected:.3f})"
+            hoped = one.choice.replay.acceptance_length
+            told = f"{one.acceptance_length:.3f} over {one.steps} steps (expected {hoped:.3f})"
             lines.append(
                 f"checked {one.choice.tree.label}: acceptance_length {told}, {one.tokens_per_second:.1f} tokens/s"
             )

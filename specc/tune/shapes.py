@@ -77,7 +77,8 @@ def _level(row: Sequence[float], below: _Level, nodes: int) -> _Level:
     best = [0.0] + [-math.inf] * nodes
     split: list[tuple[int, ...]] = [()] * (nodes + 1)
     for share in row:
-        joined, chosen = [-math.inf] * (nodes + 1), [()] * (nodes + 1)
+        joined = [-math.inf] * (nodes + 1)
+        chosen: list[tuple[int, ...]] = [()] * (nodes + 1)
         for total in range(nodes + 1):
             for own in range(total + 1):
                 value = best[total - own] + (share * below.value[own] if own else 0.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specc.spec import load, loads
 from specc.tune.edit import NotEditable, edited, rewritten, with_header
 from specc.tune.variants import Source, Tree
+from tests import run_support as support
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 TUNABLE = ("gdn-15m-tree", "smollm2-dynamic-tree", "smollm2-static-tree", "smollm2-prompt-lookup", "pangu-chain")
@@ -38,7 +39,7 @@ def test_a_written_spec_is_the_tuned_one_and_keeps_its_comments(name: str) -> No
         text = source.path.read_text(encoding="utf-8")
         wanted = source.with_tree(tree)
         changes = tree.settings(source.loaded)
-        made, same = rewritten(text, str(source.path), wanted, changes)
+        made, same = rewritten(text, source.path, wanted, changes)
         assert same
         assert loads(made, str(source.path)).spec == wanted.spec
         # Only lines of keys that go away take their comment along.
@@ -94,7 +95,7 @@ def test_text_that_cannot_be_edited_in_place_is_written_anew() -> None:
             edited(text, {"b.k": 2})
     source = Source.read(SPECS / "smollm2-prompt-lookup.yaml", [])
     wanted = source.with_tree(Tree("chain", 3, 3, 1))
-    text, same = rewritten("draft: 3\n", "x.yaml", wanted, {"draft.tree": "chain"})
+    text, same = rewritten("draft: 3\n", SPECS / "x.yaml", wanted, {"draft.tree": "chain"})
     assert not same
     assert loads(text, "x.yaml").spec == wanted.spec
 
@@ -106,3 +107,29 @@ def test_the_header_stands_behind_the_line_that_editors_read() -> None:
     assert made.splitlines()[3:] == text.splitlines()[1:]
     assert loads(made, "x.yaml", base=SPECS).spec == load(SPECS / "gdn-15m-tree.yaml").spec
     assert with_header("a: 1\n", ["x"]) == "# x\na: 1\n"
+
+
+def test_a_spec_written_elsewhere_finds_its_checkpoint(tmp_path: Path) -> None:
+    source, model = tmp_path / "specs", support.write_model(tmp_path)
+    source.mkdir()
+    path = source / "a.yaml"
+    path.write_text(
+        "specc: 1\nname: a\ntarget: {family: llama, checkpoint: ..}  # the folder above\n"
+        "draft: {method: prompt_lookup, tree: chain, num_speculative_tokens: 4}\ncommit: {kv: length}\n"
+        "runtime: {max_sequence_length: 128}\n",
+        encoding="utf-8",
+    )
+    spec = Source.read(path, ["runtime.max_sequence_length=64"])
+    tree = Tree("dynamic", 5, 3, 2)
+    output = tmp_path / "deep" / "er" / "b.yaml"
+    output.parent.mkdir(parents=True)
+    settings = {"runtime.max_sequence_length": 64, **tree.settings(spec.loaded)}
+    text, same = rewritten(path.read_text(encoding="utf-8"), output, spec.with_tree(tree), settings)
+    output.write_text(text, encoding="utf-8")
+    made = load(output)
+    assert same
+    assert "# the folder above" in text
+    assert made.target_folder is not None
+    assert made.target_folder.resolve() == model.resolve()
+    assert made.spec.commit.kv == "path_index"  # `length` is for chains only
+    assert made.spec.runtime.max_sequence_length == 64

@@ -1,0 +1,48 @@
+"""Processes that warm variants up, and the shares of the time for measuring."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from specc.diagnostics import DiagnosticError, error
+from specc.tune import budget
+from specc.tune.budget import Clock
+from specc.tune.build import Warming
+
+
+def does_nothing() -> None:
+    pass
+
+
+def refuses() -> None:
+    raise DiagnosticError([error("SPC490", "no")])
+
+
+def test_only_jobs_that_succeed_are_ready(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    jobs = [("good", does_nothing, ()), ("bad", refuses, ())]
+    assert Warming(jobs, workers=2).run(time.monotonic() + 300, said.append) == {"good"}
+    assert sorted(line.split(" after")[0] for line in said) == ["bad: failed", "good: ready"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_jobs_are_ended_at_the_deadline() -> None:
+    said: list[str] = []
+    began = time.monotonic()
+    assert Warming([("late", time.sleep, (600.0,))], workers=1).run(began + 0.2, said.append) == set()
+    assert time.monotonic() - began < 60
+    assert said == ["late: not ready in time"]
+    assert Warming([("never", time.sleep, (1.0,))]).run(began, said.append) == set()
+
+
+def test_a_part_has_what_the_one_before_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    clock = Clock(10.0)
+    assert clock.end(0.4) == 104
+    now[0] = 101.0  # three seconds are left over
+    assert clock.end(0.3) == 107
+    now[0] = 120.0  # over, and then some that was spent on building
+    assert clock.end(0.3) == 123
