@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specc.bench.evaluation import bound, modules, warm
+from specc.bench.evaluation import modules, warm
 from specc.bench.evaluation.cells import Cell, code_fingerprint, key_of
 from specc.bench.gpu_timing import gpu
 from specc.bench.specla import kernels, sensitivity
@@ -80,9 +80,7 @@ def head_cell(inputs: Inputs, places: Places) -> Result:
 def warm_cell(inputs: Inputs, places: Places) -> Result:
     """A cell done once in little, so that its kernels lie compiled on disk: `work` and `inputs` of that cell."""
     work, own = str(inputs["work"]), dict(inputs["inputs"])
-    if work == BOUND:
-        bound.bound_cell(own | {"positions": 1, "count": 2}, places)
-    elif work == DECODE:
+    if work in (DECODE, BOUND):
         warm.warm_cell(own, places)
     elif work == SENSITIVITY:
         sensitivity_cell(own | {"tokens": 16, "steps": 2, "chances": [1.0]}, places)
@@ -90,7 +88,6 @@ def warm_cell(inputs: Inputs, places: Places) -> Result:
         head_cell(own, places)
     else:
         kernel_cell(own, places)
-    modules.close_all()
     return {}
 
 
@@ -115,7 +112,8 @@ HEAD = f"{__name__}:head_cell"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cells share. `drafters`: folders by kind; `overrides`: the user's own."""
+    """What all cells share. `drafters`: folders by kind; `overrides`: the user's own; `preparing`: nothing is decoded,
+    so that drafters need not exist."""
 
     device: str
     cache: Path
@@ -124,6 +122,7 @@ class Setting:
     overrides: tuple[str, ...] = ()
     max_new_tokens: int = 256
     bound: float | None = None
+    preparing: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -138,7 +137,8 @@ class Setting:
 
     def has(self, variant: Variant) -> bool:
         """Whether the folders that the variant needs were given."""
-        return self.model is not None and (variant.drafter == "none" or variant.drafter in (self.drafters or {}))
+        there = self.preparing or variant.drafter == "none" or variant.drafter in (self.drafters or {})
+        return self.model is not None and there
 
     def overrides_of(self, variant: Variant, batch: int = 1) -> list[str]:
         """The keys that are set, the user's last."""

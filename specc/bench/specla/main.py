@@ -27,7 +27,7 @@ from typing import Any
 from specc.bench.arguments import whole
 from specc.bench.evaluation.markdown import markdown, write_results
 from specc.bench.evaluation.store import Store
-from specc.bench.gpu_timing import COMMIT, gpu, require_gpu
+from specc.bench.gpu_timing import COMMIT, WORKERS, gpu, require_gpu
 from specc.bench.results import RESULTS, environment
 from specc.bench.specla.cells import Setting
 from specc.bench.specla.run import PARTS, Evaluation, Found, Plan
@@ -54,12 +54,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=whole(1), metavar="N", help="at most N prompts of each set")
     parser.add_argument("--max-new-tokens", type=whole(2), default=256, metavar="N")
     parser.add_argument("--subset", type=whole(1), default=30, metavar="N", help="mixed prompts of an ablation")
-    parser.add_argument("--steps", type=whole(1), default=600, metavar="N", help="simulated steps for each p")
+    parser.add_argument("--steps", type=whole(1), default=300, metavar="N", help="simulated steps for each p")
     parser.add_argument("--part", action="append", choices=PARTS, help="only these (default: all)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only ablations whose name contains this")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY.PATH=VALUE",
                         help="a key of every decoded spec")  # fmt: skip
+    parser.add_argument("--warm", type=whole(0), metavar="N",
+                        help="compile everything beforehand in N processes (default: 14 on a GPU, else 0)")  # fmt: skip
     parser.add_argument("--compile-only", action="store_true", help="write all modules to the cache and end")
+    parser.add_argument(
+        "--warm-only", action="store_true", help="compile their kernels too and end; no trained head yet"
+    )
     return parser
 
 
@@ -75,12 +80,13 @@ def plan_of(args: argparse.Namespace) -> Plan:
         {kind: find_model(folder).resolve() for kind, folder in given.items() if folder is not None},
         tuple(args.overrides),
         args.max_new_tokens,
+        preparing=args.compile_only or args.warm_only,
     )
     small = not setting.on_gpu
     return Plan(
         setting, args.data, args.limit, args.subset, args.part or PARTS,
         tokens=120 if small else 1024, steps=min(args.steps, 60) if small else args.steps,
-        only=args.only,
+        only=args.only, warm=(0 if small else WORKERS) if args.warm is None else args.warm,
     )  # fmt: skip
 
 
@@ -112,10 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return write_results(args.output, NAME, head | found.as_json())
 
     evaluation = Evaluation(plan, Store(args.output / "cells"), deadline, say, write)
-    if args.compile_only:
-        return int(not evaluation.compile_only())
-    if plan.setting.on_gpu:
+    if plan.setting.on_gpu and not args.compile_only:
         require_gpu("specc bench specla --device cuda")
+    if args.compile_only or args.warm_only:
+        return int(not evaluation.only_prepare(args.warm_only))
     head = made_by(words, plan.setting.on_gpu)
     found = evaluation.run()
     paths = write(found)

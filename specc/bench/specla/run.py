@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +25,13 @@ PROMPTS = {"gsm8k": 200, "humaneval": 164, "mixed": 240}
 CHUNK = 40
 SAMPLED = "sampled"
 POSITIONS = 20_000
-MOST_WORKERS = 14
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for: `data`, the prompt sets' folder; `subset`, prompts of an ablation; `chances`, values of p."""
+    """What is asked for: `data`, the prompt sets' folder; `subset`, prompts of an ablation; `chances`, values of p;
+    `warm`, processes that compile everything beforehand."""
 
     setting: Setting
     data: Path | None = None
@@ -44,6 +43,7 @@ class Plan:
     chances: Sequence[float] = CHANCES
     positions: int = POSITIONS
     only: str = ""
+    warm: int = 0
 
     @property
     def decodes(self) -> bool:
@@ -125,7 +125,7 @@ class Evaluation:
     def run(self) -> Found:
         """All phases, as far as the time goes."""
         self._load()
-        if self.plan.setting.on_gpu:
+        if self.plan.warm:
             self.prepare("warm_cell")
         self._bound()
         for phase in self.phases():
@@ -193,18 +193,24 @@ class Evaluation:
             for cell in waiting
         ])  # fmt: skip
         began, failed = time.monotonic(), 0
-        workers = max(1, min(MOST_WORKERS, (os.cpu_count() or 2) - 2, len(waiting)))
-        for cell, answer in Processes(workers).run(lambda: next(queue, None)):
+        workers = max(1, min(self.plan.warm, len(waiting)))
+
+        def take() -> Cell | None:
+            late = self.deadline is not None and time.monotonic() >= self.deadline
+            return None if late else next(queue, None)
+
+        for cell, answer in Processes(workers).run(take):
             if answer.failure:
                 failed += 1
                 self.say(f"{cell.name} can't be made ready: {answer.failure}")
         self.say(f"{len(waiting)} modules and kernels made ready in {time.monotonic() - began:.0f} s")
         return not failed
 
-    def compile_only(self) -> bool:
-        """The sources of all modules, into the cache; whether all could be compiled."""
+    def only_prepare(self, warm: bool) -> bool:
+        """The sources of all modules, into the cache, and where `warm` their kernels; whether none failed. Heads need
+        not be trained yet."""
         self._load()
-        return self.prepare("compile_cell")
+        return self.prepare("warm_cell" if warm else "compile_cell")
 
     def _run(self, cells: Sequence[Cell]) -> Sweep:
         """Timed cells, one after the other, in this process."""

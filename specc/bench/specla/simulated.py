@@ -136,7 +136,7 @@ class Simulated:
     def speculative(self, parent: Sequence[int], p: float, steps: int, seed: int = 0) -> Run:
         """So many steps along the text with drafts of this shape and quality; at its end it begins again.
 
-        A bonus that is not the text's token is counted as a difference, and the text's token taken instead.
+        A bonus that is not the text's token is counted as a difference; the next draft's root is the text's token.
         """
         run, rng, at = Run(), Random(seed), 0
         longest, vocabulary = self.loaded.spec.depth + 1, int(self.module.VOCAB_SIZE)
@@ -152,9 +152,7 @@ class Simulated:
             at += accepted + 1
             run.step_us.append(spent)
             run.tokens += accepted + 1
-            if bonus != self.text[at]:
-                run.differences += 1
-                self.state.root_token.fill_(self.text[at])
+            run.differences += bonus != self.text[at]
         return run
 
     def _place(self, parent: Sequence[int], text: Sequence[int], vocabulary: int, p: float, rng: Random) -> None:
