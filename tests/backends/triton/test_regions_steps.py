@@ -22,6 +22,9 @@ STACK_OF_COSINE = 32
 """Bytes that the reduction of large angles keeps on the stack; it is no spill."""
 
 
+CHILDREN = ("log_softmax", "clamp_max", "stable_topk")
+
+
 def units(module: GraphModule) -> list[str]:
     """What a graph launches, in order: "region", names of ops, "loop"."""
     found = []
@@ -35,10 +38,10 @@ def units(module: GraphModule) -> list[str]:
     return found
 
 
-def layers(module: GraphModule) -> list[GraphModule]:
-    """The bodies of the loops over layers."""
+def layers(module: GraphModule, axis: str = "layer") -> list[GraphModule]:
+    """The bodies of the loops over layers (or over the levels of a draft: "step")."""
     loops = [unit for unit in plan(module).order if isinstance(unit, Node) and is_loop(unit)]
-    return [loop_parts(node).body for node in loops if node.args[0] == "layer"]
+    return [loop_parts(node).body for node in loops if node.args[0] == axis]
 
 
 def test_lookup_trees_acceptance_and_bookkeeping_are_two_kernels() -> None:
@@ -58,9 +61,34 @@ def test_a_recurrent_layer_has_two_regions() -> None:
     assert "copy_" not in units(body)
 
 
+def test_a_level_of_a_heads_draft_has_few_launches_and_its_cache_is_written_in_place() -> None:
+    step = step_graph("gdn-15m-eagle")
+    (level,) = layers(step, "step")
+    assert units(level).count("fused_linear") == 5  # qkv, o, gate and up, down, head
+    assert units(level).count("region") == 3
+    assert units(level).count("tree_attention") == 1
+    # What picks children becomes one kernel later.
+    assert [name for name in units(level) if name not in CHILDREN][8:] == ["region"]
+    catch_up = units(layers(step)[0])
+    assert catch_up == ["region", "fused_linear", "region", "causal_attention_cached", *["fused_linear"] * 3]
+    found = units(step)
+    assert "append_rows" not in found
+    # The head's first rows and the root's children: no operator makes constants for the loop over levels.
+    between = found[found.index("loop") + 1 : found.index("loop", found.index("loop") + 1)]
+    assert between == ["region", "fused_linear", *CHILDREN, "region"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", ["smollm2-static-tree", "gdn-15m-tree", "gdn-1b3-specla", "qwen3-dynamic-tree", "qwen3-next-hybrid"]
+    "spec",
+    [
+        "smollm2-static-tree",
+        "gdn-15m-tree",
+        "gdn-15m-eagle",
+        "gdn-1b3-specla",
+        "qwen3-dynamic-tree",
+        "qwen3-next-hybrid",
+    ],
 )
 def test_regions_of_shipped_specs_compile_without_spills(spec: str) -> None:
     """In a process of its own: kernels of this one are the interpreter's."""
