@@ -52,6 +52,7 @@ class Run:
     bound: dict[str, Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    peak_memory: int | None = None
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     variants: list[dict[str, Any]] = field(default_factory=list)
     refused: list[dict[str, str]] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Run:
             "stages": self.stages,
             "turns": tables.turn_rows(self.records),
             "skipped": self.skipped,
+            "peak_memory": self.peak_memory,
             "refused": self.refused,
             "failed": self.failed,
             "not_reached": self.not_reached,
@@ -171,6 +173,7 @@ def turns_of(run: Run, cells: Sequence[Cell]) -> None:
         if item.answer.result is not None:
             run.records += item.answer.result["turns"]
             run.skipped += item.answer.result["skipped"]
+            run.peak_memory = max(filter(None, (run.peak_memory, item.answer.result["peak_memory"])), default=None)
 
 
 def stages_of(run: Run, cells: Sequence[Cell]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from specc.bench.evaluation.along import differences
 from specc.bench.evaluation.baselines import Baselines
 from specc.bench.evaluation.modules import opened
@@ -28,13 +30,17 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
     are decoded plainly for their time (None: all; the others' texts come from the kept baselines); `bound`: measured
     numerical bound or None; `first_number`: the first turn's, for its random stream.
 
-    Result: `turns`, a list of records: see `turn_record`; `skipped`: names of turns that do not fit into the module.
+    Result: `turns`, a list of records: see `turn_record`; `skipped`: names of turns that do not fit into the module;
+    `peak_memory`: most bytes that tensors held on the GPU, weights included (None elsewhere).
     """
     session, most = opened(inputs, places), int(inputs["max_new_tokens"])
     accept = session.loaded.spec
     kept = Baselines.of(inputs, places, accept.runtime.dtype, accept.accept.stop_tokens)
     plain_turns, number = inputs["plain_turns"], int(inputs["first_number"])
     warm_up(session, inputs["device"])
+    on_gpu = str(inputs["device"]).startswith("cuda")
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     turns: list[dict[str, Any]] = []
     skipped: list[str] = []
     for item in inputs["conversations"]:
@@ -51,7 +57,8 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
             turns.append(record | {"category": prompt.category})
             answer = session.tokenizer.decode(kept.get(request.ids) or [])
             talk.messages.append({"role": "assistant", "content": answer})
-    return {"turns": turns, "skipped": skipped}
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    return {"turns": turns, "skipped": skipped, "peak_memory": peak}
 
 
 def warm_up(session: Session, device: str) -> None:
