@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from specc.backends.printing.origins import Origins, lines_of_nodes
+from specc.backends.printing.origins import Origins, lines_of_nodes, statement_lines
 from specc.diagnostics import Span
 from specc.ir.printer import graph_lines
 from specc.report.compiler import spec_link
@@ -26,13 +26,13 @@ class Links:
 
     to_lines: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     to_nodes: dict[int, list[int]] = field(default_factory=dict)
-    firsts: set[int] = field(default_factory=set)
+    owners: dict[int, int] = field(default_factory=dict)
+    """First line of a statement -> the IR line that it was printed for."""
 
     def add(self, node: int, lines: Sequence[tuple[int, int]]) -> None:
         """IR line `node` was printed as these (first, last) lines."""
         self.to_lines[node] = list(lines)
         for first, last in lines:
-            self.firsts.add(first)
             for line in range(first, last + 1):
                 self.to_nodes.setdefault(line, []).append(node)
 
@@ -48,14 +48,20 @@ class Listing:
 
 def linked(source: str, origins: Origins) -> tuple[list[Listing], Links]:
     """The steps' programs as they were printed, and what belongs to what."""
-    lines_of = lines_of_nodes(source, origins)
+    lines_of, statements = lines_of_nodes(source, origins), statement_lines(source)
     links, listings, number = Links(), list[Listing](), 1
     for step, origin in origins.steps.items():
         lines = tuple(graph_lines(origin.graph, step))
         listings.append(Listing(step, number, lines))
-        for offset, (_, node) in enumerate(lines):
-            if node is not None and node in lines_of[step]:
-                links.add(number + offset, lines_of[step][node])
+        numbers = {node: place for place, (_, node) in enumerate(lines, number) if node is not None}
+        for node, place in numbers.items():
+            if node in lines_of[step]:
+                links.add(place, lines_of[step][node])
+        if lines_of[step]:
+            for statement, nodes in origin.statements.items():
+                owner = [numbers[node] for node in nodes if node in numbers]
+                if owner:
+                    links.owners[statements[step][statement][0]] = owner[-1]
         number += len(lines)
     return listings, links
 
@@ -104,7 +110,7 @@ def _code(source: str, links: Links) -> Html:
     rows = []
     for number, line in enumerate(coloured, 1):
         nodes = links.to_nodes.get(number, [])
-        back = [_link(f"N{node}", "\u2190", "to-node") for node in nodes[:1] if number in links.firsts]
+        back = [_link(f"N{links.owners[number]}", "\u2190", "to-node")] if number in links.owners else []
         shown = " ".join(map(str, nodes)) or None
         rows.append(
             element("span", line, *back, id=f"L{number}", class_="numbered", data_line=number, data_nodes=shown)

@@ -79,6 +79,10 @@ def test_links_go_both_ways() -> None:
     assert len(pairs) > 100
     assert all(any(first == line for first, _ in links.to_lines[node]) for node, line in pairs)
     lines = made.source.split("\n")
+    rows = {place: row for item in listings for place, (row, _) in enumerate(item.lines, item.first)}
+    for line, node in links.owners.items():
+        assert line in {first for first, _ in links.to_lines[node]}
+        assert ("F.linear(" in lines[line - 1]) <= ("aten.linear(" in rows[node]), (line, node)
     for item in listings:
         for number, (row, node) in enumerate(item.lines, item.first):
             if node is not None and "aten.linear(" in row:
