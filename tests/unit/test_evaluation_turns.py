@@ -106,6 +106,24 @@ def test_a_planted_token_is_found_with_its_gap(folder: Path, place: int) -> None
     assert allowed[0].allowed
 
 
+def test_positions_after_a_difference_are_tested_too(folder: Path) -> None:
+    turn = decode(folder)["turns"][0]
+    session, plain = modules.opened(*tiny(folder)), turn["plain"]["tokens"]
+    wrong = [(token + 1) % 200 if place in (3, 9) else token for place, token in enumerate(plain)]
+    found = along.differences(session, "x", 0, turn["ids"], (plain, wrong), NEW, None)
+    ids: Any = [*turn["ids"]]
+    module: Any = session.module
+    expected = []
+    for place, token in enumerate(wrong):
+        with torch.no_grad():
+            state, prompt = module.init_state(1), torch.tensor([ids])
+            logits = module.prefill(session.decoder.weights, state, prompt, torch.tensor([len(ids)]))[1]
+        expected += [place] if int(logits.argmax()) != token else []
+        ids.append(token)
+    assert {3, 9} <= set(expected)
+    assert [item.position for item in found] == expected
+
+
 def test_a_text_that_ends_early_is_no_rounding(folder: Path) -> None:
     turn = decode(folder)["turns"][0]
     session, plain = modules.opened(*tiny(folder)), turn["plain"]["tokens"]
