@@ -55,6 +55,12 @@ def test_lookup_trees_acceptance_and_bookkeeping_are_two_kernels() -> None:
     assert units(body) == ["fused_linear", "region", "tree_attention_cached", *["fused_linear"] * 3]
 
 
+def test_a_bigram_tree_is_drafted_by_one_kernel() -> None:
+    """All levels, the choice of nodes and the tree's mask; the embedding of its tokens."""
+    found = units(step_graph("smollm2-bigram"))
+    assert found[: found.index("loop")] == ["commit_path_layers_", "region", "region"]
+
+
 def test_a_recurrent_layer_has_two_regions() -> None:
     (body,) = layers(step_graph("gdn-15m-tree"))
     assert units(body).count("region") == 2
