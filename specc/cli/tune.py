@@ -53,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", type=float, default=0.99, metavar="X", help="acceptance that pruning must keep (default: 0.99)"
     )
     parser.add_argument("--modules", type=Path, metavar="DIR", help="keep compiled modules here, and use those there")
+    parser.add_argument("--build-only", action="store_true", help="cuda: build modules and kernels ahead, then end")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep measurements here by content, and use those")
     add_json(parser)
 
 
@@ -84,9 +86,12 @@ def run(args: argparse.Namespace) -> int:
         rows=args.rows,
         allow_test=args.allow_test,
         modules=args.modules,
+        build_only=args.build_only,
+        cache=args.cache,
         report=args.report,
         command=f"specc tune budget {args.spec.name}",
     )
     findings = tune(options, lambda text: print(text, file=sys.stderr, flush=True))
-    print(json.dumps(findings.as_json(), sort_keys=True) if args.json else findings.text())
+    if findings is not None:
+        print(json.dumps(findings.as_json(), sort_keys=True) if args.json else findings.text())
     return 0

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
 
+from specc.bench.results import environment, processor
 from specc.diagnostics import DiagnosticError, error
 from specc.output import check_output, write_json, write_text
 from specc.runtime.generate import BatchResult, Request, decode_batch
@@ -18,7 +21,7 @@ from specc.runtime.metrics import run_metrics
 from specc.runtime.model_folder import check_target, find_model
 from specc.runtime.session import Session
 from specc.runtime.tokenizer import Tokenizer
-from specc.spec import unsupported
+from specc.spec import LoadedSpec, unsupported
 from specc.spec.text import read_text
 from specc.tune.build import Warm, Warming, Workplace
 from specc.tune.choose import (
@@ -34,6 +37,7 @@ from specc.tune.choose import (
 )
 from specc.tune.edit import rewritten, with_header
 from specc.tune.evidence import Evidence, Recorded
+from specc.tune.keep import NOTHING_KEPT, Kept
 from specc.tune.lookup import Looked
 from specc.tune.prompts import check_not_test, training_requests
 from specc.tune.ranks import by_depth
@@ -81,6 +85,8 @@ class Options:
     rows: int = 8
     allow_test: bool = False
     modules: Path | None = None
+    build_only: bool = False
+    cache: Path | None = None
     report: Path | None = None
     command: str = "specc tune budget"
 
@@ -96,6 +102,15 @@ class Job:
     work: Workplace
     bounds: Bounds
     say: Say
+    kept: Kept = NOTHING_KEPT
+
+    def inputs(
+        self, loaded: LoadedSpec, session: Session, limits: Limits, requests: Sequence[Request]
+    ) -> dict[str, Any]:
+        """What a recording depends on."""
+        prompts = [[request.number, list(request.ids)] for request in requests]
+        more = {"recorder": 1, "tokens": limits.max_new_tokens, "positions": limits.positions, "prompts": prompts}
+        return self.kept.inputs(loaded, session, self.work.target, **more)
 
     @property
     def source(self) -> Source:
@@ -113,8 +128,8 @@ class Job:
         return planned(self.bounds.top_k, self.bounds.levels, self.bounds.nodes, self.bounds.method)
 
 
-def tune(options: Options, say: Say) -> Findings:
-    """Everything. Raises SpecError and DiagnosticError: SPC490 to SPC494 and what the parts raise."""
+def tune(options: Options, say: Say) -> Findings | None:
+    """Everything; with `build_only` the modules that measure are built, and nothing is returned. Raises SpecError and DiagnosticError: SPC490 to SPC494 and what the parts raise."""
     for output in (options.output, *([options.report] if options.report else [])):
         check_output(output)
     source = Source.read(options.spec, options.overrides)
@@ -134,11 +149,12 @@ def tune(options: Options, say: Say) -> Findings:
         method = source.loaded.spec.draft.method
         levels = source.deepest(Tree("dynamic" if options.top_k > 1 else "chain", 1, options.levels, options.top_k))
         nodes = max(options.nodes, levels)
-        job = Job(options, work, Bounds(nodes, levels, options.top_k, options.kinds, method), say)
+        kept = Kept(options.cache, device_name(options.device))
+        job = Job(options, work, Bounds(nodes, levels, options.top_k, options.kinds, method), say, kept)
         return _run(job)
 
 
-def _run(job: Job) -> Findings:
+def _run(job: Job) -> Findings | None:
     options = job.options
     spec = job.source.loaded.spec
     tokenizer = Tokenizer.from_folder(find_model(options.model))
@@ -150,6 +166,8 @@ def _run(job: Job) -> Findings:
     seen, unseen = requests[: len(requests) - aside], requests[len(requests) - aside :]
     build = 60 * options.build_minutes
     ready = _warmed(job, job.plan, seen[0], FIRST_BUILD * build, recording=True)
+    if options.build_only:
+        return None
     session = job.work.open(job.source.with_tree(job.advance, _recording_overrides(options.rows)))
     clock = Clock(60 * options.minutes)
     evidence, texts = _evidence(job, session, seen, clock.end(RECORDING))
@@ -242,15 +260,23 @@ def _evidence(
     draft = job.source.loaded.spec.draft
     if bounds.method == "prompt_lookup":
         assert draft.ngram is not None
-        texts = look_up(session, requests, limits, job.say)
+        texts = job.kept.texts(
+            lambda: job.inputs(session.loaded, session, limits, requests),
+            lambda: (look_up(session, requests, limits, job.say), time.monotonic() < deadline),
+        )
         looked = Looked(texts, (draft.ngram.min, draft.ngram.max), bounds.top_k, bounds.levels, bounds.nodes)
         return looked, len(texts)
     tree = generous(bounds.method, bounds.top_k, bounds.levels)
     loaded = job.source.with_tree(tree, _recording_overrides(job.options.rows))
-    rows = record(session, job.work.module(loaded, session), requests, limits, job.say)
-    if not rows:
-        raise DiagnosticError([error("SPC492", "no position was recorded", help="raise --max-new-tokens")])
-    return recorded(rows, bounds.top_k, bounds.levels), len(rows)
+
+    def measure() -> tuple[Recorded, bool]:
+        rows = record(session, job.work.module(loaded, session), requests, limits, job.say)
+        if not rows:
+            raise DiagnosticError([error("SPC492", "no position was recorded", help="raise --max-new-tokens")])
+        return recorded(rows, bounds.top_k, bounds.levels), time.monotonic() < deadline
+
+    found = job.kept.recording(lambda: job.inputs(loaded, session, limits, requests), measure)
+    return found, len(found.spans)
 
 
 def _points(
@@ -263,15 +289,26 @@ def _points(
         left = deadline - time.monotonic()
         if len(points) >= FEWEST_POINTS and left <= 0:
             break
-        _, decoder = job.work.decoder(job.source.with_tree(tree), session)
         each = max(0.2, left / (len(ready) - number + 1))
-        points.append(time_steps(decoder, [request.ids], tree, each))
+        points.append(_point(job, session, request, tree, each))
         job.say(f"{tree.label}: {points[-1].seconds * 1e6:.0f} us a step")
         if plain is None:
-            plain = time_steps(decoder, [request.ids], tree, each, plain=True)
+            plain = _point(job, session, request, tree, each, plain=True)
     if not points:
         raise DiagnosticError([error("SPC493", "no module was ready to be timed", help="raise --build-minutes")])
     return points, plain
+
+
+def _point(job: Job, session: Session, request: Request, tree: Tree, seconds: float, *, plain: bool = False) -> Point:
+    """The time of one tree's step, or of a plain step of the same module."""
+    loaded = job.source.with_tree(tree)
+
+    def measure() -> Point:
+        decoder = job.work.decoder(loaded, session)[1]
+        return time_steps(decoder, [request.ids], tree, seconds, plain=plain)
+
+    more = {"prompt": list(request.ids), "plain": plain}
+    return job.kept.point(lambda: job.kept.inputs(loaded, session, job.work.target, **more), tree, measure)
 
 
 def _chosen(
@@ -326,11 +363,8 @@ def _checked(
 
 def _write(job: Job, findings: Findings) -> None:
     """The chosen spec with a header, and the measurements beside it."""
-    from specc.bench.results import environment
-
     options, source = job.options, job.source
-    told = environment("specc", options.command.split()[1:])
-    device = _device_name(options.device, str(told["device"]))
+    told, device = environment("specc", options.command.split()[1:]), job.kept.device
     settings = findings.chosen.tree.settings(source.loaded)
     wanted = source.with_tree(findings.chosen.tree)
     given = {key.strip(): yaml.safe_load(value) for key, _, value in (one.partition("=") for one in source.overrides)}
@@ -342,7 +376,6 @@ def _write(job: Job, findings: Findings) -> None:
     write_json(options.report or options.output.with_suffix(".json"), told | {"device": device} | findings.as_json())
 
 
-def _device_name(device: str, processor: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor
+def device_name(device: str) -> str:
+    """The GPU's name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()

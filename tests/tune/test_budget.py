@@ -17,6 +17,7 @@ from specc.runtime.metrics import run_metrics
 from specc.runtime.tokenizer import Tokenizer
 from specc.spec import load
 from specc.train.draft.store import StoreIndex, pack, write_shard
+from specc.tune import budget, timing
 from specc.tune.budget import Job, Options, _evidence
 from specc.tune.build import Workplace
 from specc.tune.choose import Bounds, judged
@@ -183,3 +184,41 @@ def test_a_longer_name_is_not_taken_for_a_test_set() -> None:
         assert not TEST_NAMES.search(name)
     for name in ("test.jsonl", "gsm8k_test.jsonl", "mt-bench.jsonl", "mt_bench", "humaneval"):
         assert TEST_NAMES.search(name)
+
+
+@pytest.mark.slow
+def test_kept_measurements_are_used_again_and_damaged_ones_made_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, prompts, cache = place(tmp_path, "dynamic"), tmp_path / "prompts.txt", tmp_path / "cache"
+    prompts.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    more = ("--draft-model", "self-perturbed:0.3", "--prompts", str(prompts), "--cache", str(cache), "--tree", "chain")
+    arguments = [*words(path, folder, *SMALL, *more), "--minutes", "9", "--max-new-tokens", "18"]
+    monkeypatch.setattr(timing, "STEPS", 5)
+    monkeypatch.setattr(budget, "_checked", lambda *_: [])
+    assert main(arguments) == 0
+    first = json.loads((tmp_path / "tuned.json").read_text(encoding="utf-8"))
+    kept = sorted(cache.iterdir())
+    assert [file.suffix for file in kept].count(".npz") == 1
+
+    monkeypatch.setattr(budget, "time_steps", None)
+
+    def fails(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(budget, "record", fails)
+    assert main(arguments) == 0
+    second = json.loads((tmp_path / "tuned.json").read_text(encoding="utf-8"))
+    for key in ("acceptance", "step_time", "grid", "chosen"):
+        assert first[key] == second[key]
+    assert sorted(cache.iterdir()) == kept
+    next(cache.glob("*.npz")).write_bytes(b"PK damaged")
+    with pytest.raises(AssertionError, match="measured again"):
+        budget.tune(options_of(path, folder, prompts, cache), lambda _: None)
+
+
+def options_of(path: Path, folder: Path, prompts: Path, cache: Path) -> Options:
+    return Options(
+        path, str(folder), path.with_name("tuned.yaml"), "self-perturbed:0.3", prompts, cache=cache,
+        max_new_tokens=18, nodes=4, levels=2, top_k=2,
+    )  # fmt: skip
