@@ -163,6 +163,10 @@ def test_parts_of_a_set_are_disjoint_and_spread(tmp_path: Path) -> None:
     assert {cell.inputs["bound"] for cell in found} == {0.25}
     assert len({cell.key for cell in found}) == 3
     assert isinstance(found[0], Cell)
+    other = next(one for one in ABLATIONS if one.other_type)
+    assert cells.decode_cells(setting, other, "gsm8k", talks, 9)[0].inputs["bound"] is None
+    assert not setting.has(other)
+    assert Setting("cuda", tmp_path, ROOT, {"aligned": ROOT}).has(other)
 
 
 def test_what_is_not_lossless_fails_the_run() -> None:

@@ -136,7 +136,9 @@ class Setting:
                 "bench": bench_fingerprint()}  # fmt: skip
 
     def has(self, variant: Variant) -> bool:
-        """Whether the folders that the variant needs were given."""
+        """Whether the folders that the variant needs were given, and the device can do it."""
+        if variant.other_type and not self.on_gpu:  # the reference backend's dtypes are those of a CPU
+            return False
         there = self.preparing or variant.drafter == "none" or variant.drafter in (self.drafters or {})
         return self.model is not None and there
 
@@ -182,7 +184,8 @@ def decode_cells(
     """Conversations of a prompt set by a variant, some in each cell; each cell's are spread over the set."""
     inputs, places = module_of(setting, variant)
     inputs = inputs | setting.measured() | {
-        "max_new_tokens": setting.max_new_tokens, "plain_turns": None, "bound": setting.bound,
+        "max_new_tokens": setting.max_new_tokens, "plain_turns": None,
+        "bound": None if variant.other_type else setting.bound,
     }  # fmt: skip
     count = max(1, -(-len(conversations) // chunk))
     return [

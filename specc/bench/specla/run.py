@@ -202,7 +202,7 @@ class Evaluation:
         for cell, answer in Processes(workers).run(take):
             if answer.failure:
                 failed += 1
-                self.say(f"{cell.name} can't be made ready: {answer.failure}")
+            self.say(f"{cell.name}: {answer.failure or f'ready, {answer.seconds:.0f} s'}")
         self.say(f"{len(waiting)} modules and kernels made ready in {time.monotonic() - began:.0f} s")
         return not failed
 
@@ -264,7 +264,7 @@ class Evaluation:
             self.found.kernels[cell.inputs["part"]] = result["rows"]
 
     def _ablations(self) -> None:
-        self.found.left_out += [f"ablation {one.name}: no folder of its drafter" for one in ABLATIONS
+        self.found.left_out += [f"ablation {one.name}: its drafter is not given, or it needs a GPU" for one in ABLATIONS
                                 if not self.plan.setting.has(one)]  # fmt: skip
         for variant in self._variants():
             cells = parts.decode_cells(self.plan.setting, variant, SAMPLED, self.sets[SAMPLED], CHUNK)

@@ -29,6 +29,11 @@ class Variant:
     spec: Path = field(default=SPECS / "gdn-15m-eagle.yaml")
 
     @property
+    def other_type(self) -> bool:
+        """Whether it computes in another dtype than the set-up, whose numerical bound then says nothing of it."""
+        return any(text.startswith("runtime.dtype=") for text in self.overrides)
+
+    @property
     def change(self) -> str:
         """The changed keys, as they are given to `--set`."""
         other = [] if self.spec.name == "gdn-15m-eagle.yaml" else [self.spec.name]
