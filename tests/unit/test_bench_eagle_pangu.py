@@ -134,6 +134,8 @@ def test_a_run_writes_its_tables_and_the_next_one_does_nothing_again(
     assert names >= {"own", "lookup", "chain-3", "plain", "immediate", "immediate-all-rows", "all-rows"}
     assert all(row["differences"] == 0 for row in found["variants"])
     assert {"own", "immediate", "chain-3"} <= set(found["stages"])
+    codes = {row["name"]: row["code"] for row in found["variants"]}
+    assert codes["own"] != codes["immediate"]
     assert any(row.get("kind") == "reported" for row in found["tables"][0]["rows"])
     results_of("eagle-pangu", found)  # as `specc report` reads it
     text = (folder / "out" / "eagle-pangu.md").read_text(encoding="utf-8")

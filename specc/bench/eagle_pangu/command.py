@@ -191,7 +191,8 @@ def variants_of(run: Run, planned: Sequence[plan.Planned]) -> None:
     for item in planned:
         result = made.result(item.cell) if item.cell is not None else None
         if result is not None and result["turns"]:
-            run.variants.append(tables.variant_row(item.variant, result["turns"], run.own_flips()))
+            row = tables.variant_row(item.variant, result["turns"], run.own_flips(), result["module_code"])
+            run.variants.append(row)
     run.write()
 
 

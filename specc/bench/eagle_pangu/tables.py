@@ -111,8 +111,8 @@ def bar_table(sets: Mapping[str, Any], stages: Mapping[str, Any] | None, on_gpu:
     return {"name": "bars", "title": "Bars", "columns": heads, "rows": rows, "note": "On turns without loops."}
 
 
-def variant_row(variant: Variant, records: Sequence[Record], own: float | None) -> dict[str, Any]:
-    """A variant on the subset: all turns, and those without loops."""
+def variant_row(variant: Variant, records: Sequence[Record], own: float | None, code: str) -> dict[str, Any]:
+    """A variant on the subset: all turns, and those without loops. `code`: of its module, without its spec."""
     found = part(records)
     straight = [record for record in records if not looping(record)]
     kept = part(straight) if straight else None
@@ -134,6 +134,7 @@ def variant_row(variant: Variant, records: Sequence[Record], own: float | None) 
         "paired_speed_up": (found["speed_up"] or {}).get("headline"),
         "differences": compared["differences"],
         "above_bound": compared["above_bound"],
+        "code": code[:16],
     }
 
 
@@ -154,7 +155,14 @@ NOTE = (
 
 def variant_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """One table for each part; the spec's own tree stands first in all of them."""
-    own = [row for row in rows if row["name"] == "own"]
+    first: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        first.setdefault(row["code"], row)
+    shown = [dict(row) for row in rows]
+    for row in shown:
+        if first[row["code"]]["name"] != row["name"]:
+            row["variant"] += f" (the same code as: {first[row['code']]['variant']})"
+    own = [row for row in shown if row["name"] == "own"]
     heads = columns(
         ("variant", "Variant"), ("acceptance_length", "Acceptance length", 2),
         ("drafted_per_step", "Drafted per step", 1),
@@ -164,7 +172,7 @@ def variant_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     )  # fmt: skip
     found = []
     for name, title, reported in PARTS:
-        mine = [row for row in rows if row["part"] == name and row["name"] != "own"]
+        mine = [row for row in shown if row["part"] == name and row["name"] != "own"]
         if mine:
             lines = [*own, *mine, *reported]
             found.append({"name": name, "title": title, "columns": heads, "rows": lines, "note": NOTE})

@@ -6,6 +6,9 @@ takes seconds; the source is kept under `cache`, so that other workers and later
 
 from __future__ import annotations
 
+import hashlib
+import linecache
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from specc.spec import LoadedSpec, loads, to_mapping
 Inputs = Mapping[str, Any]
 Places = Mapping[str, str]
 _open: dict[str, Session] = {}
+ABOUT = re.compile(r"^FINGERPRINT\b.*?$|^SPEC\b[^=]*= \{.*?^\}", re.DOTALL | re.MULTILINE)
+"""What of a module's text only says what it was made of."""
 
 
 def module_inputs(spec: Path, overrides: list[str], *, model: Path, draft_model: Path | None, device: str,
@@ -80,6 +85,16 @@ def opened(inputs: Inputs, places: Places) -> Session:
             source_of=lambda loaded, target: kept_source(loaded, target, cache),
         )
     return _open[key]
+
+
+def code_of(session: Session) -> str:
+    """Hex sha256 of the module's code: its text without comments, the spec and its fingerprint.
+
+    Two specs with the same code decode in the same way, whatever their times.
+    """
+    text = "".join(linecache.getlines(str(getattr(session.module, "__file__", ""))))
+    bare = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    return hashlib.sha256(ABOUT.sub("", bare).encode()).hexdigest()
 
 
 def close_all() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from specc.bench.evaluation.along import differences
 from specc.bench.evaluation.baselines import Baselines
-from specc.bench.evaluation.modules import opened
+from specc.bench.evaluation.modules import code_of, opened
 from specc.bench.evaluation.prompts import from_json
 from specc.runtime.generate import Request, RequestResult
 from specc.runtime.metrics import request_metrics
@@ -31,7 +31,8 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
     numerical bound or None; `first_number`: the first turn's, for its random stream.
 
     Result: `turns`, a list of records: see `turn_record`; `skipped`: names of turns that do not fit into the module;
-    `peak_memory`: most bytes that tensors held on the GPU, weights included (None elsewhere).
+    `peak_memory`: most bytes that tensors held on the GPU, weights included (None elsewhere); `module_code`: see
+    `modules.code_of`.
     """
     session, most = opened(inputs, places), int(inputs["max_new_tokens"])
     accept = session.loaded.spec
@@ -58,7 +59,7 @@ def decode_cell(inputs: Mapping[str, Any], places: Mapping[str, str]) -> dict[st
             answer = session.tokenizer.decode(kept.get(request.ids) or [])
             talk.messages.append({"role": "assistant", "content": answer})
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    return {"turns": turns, "skipped": skipped, "peak_memory": peak}
+    return {"turns": turns, "skipped": skipped, "peak_memory": peak, "module_code": code_of(session)}
 
 
 def warm_up(session: Session, device: str) -> None:
