@@ -113,6 +113,8 @@ def test_kernels_stand_beside_the_papers_ranges() -> None:
     assert (recovered[0]["gain"], recovered[0]["gain_many"], recovered[0]["snapshot_verify_us"]) == (1.5, 10.0, 240.0)
     assert (updated[0]["gain"], updated[1]["gain"]) == (1.25, "1.15x to 1.44x")
     results_of("specla", {"command": "c", "commit": "x", "device": "d", "tables": made})
+    wrong = [row | {"wrong": True} for row in recovery[:2]]
+    assert [row["kind"] for row in kernel_tables({"recovery": [*wrong, *recovery[2:]]})[0]["rows"]] == ["reported"]
 
 
 @pytest.mark.parametrize("variant", ABLATIONS, ids=lambda one: one.name)

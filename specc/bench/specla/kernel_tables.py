@@ -75,8 +75,10 @@ def recovery_table(rows: Sequence[Row], states: Sequence[Row], verify: Sequence[
     extra = None if plain is None or not wrote else LAYERS * (min(wrote) - plain)
     for count in dict.fromkeys(row["rows"] for row in rows if "rows" in row):
         own = {row["form"]: row["us"] for row in rows if row.get("rows") == count}
-        factors = min(own[name] for name in ("rank_n", "steps") if name in own)
-        one, many = own["replay, one launch"], own["replay, a launch per layer and token"]
+        one, many = own.get("replay, one launch"), own.get("replay, a launch per layer and token")
+        factors = min((own[name] for name in ("rank_n", "steps") if name in own), default=None)
+        if factors is None or one is None or many is None:  # a form that was wrong has no time
+            continue
         told.append({
             "accepted": count, "factors_us": factors, "replay_us": one, "replay_many_us": many,
             "snapshot_us": snapshot, "snapshot_verify_us": None if extra is None else round(extra, 1),
