@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specc.bench.evaluation.cells import Cell
 from specc.bench.evaluation.store import Store
@@ -158,17 +160,30 @@ def test_finished_cells_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
 
 def test_parts_of_a_set_are_disjoint_and_spread(tmp_path: Path) -> None:
     setting = Setting("cpu", tmp_path, model=ROOT / "weights" / "gdn-15m", drafters={}, bound=0.25)
-    talks = [{"name": f"gsm8k/{number}"} for number in range(7)]
-    found = cells.decode_cells(setting, SET_UP, "gsm8k", talks, 3)
-    names = [[talk["name"][-1] for talk in cell.inputs["conversations"]] for cell in found]
-    assert names == [["0", "3", "6"], ["1", "4"], ["2", "5"]]
+    talks = [{"name": f"{kind}/{number}"} for number in range(80) for kind in ("gsm8k", "humaneval", "mt-bench")]
+    found = cells.decode_cells(setting, SET_UP, "mixed", talks, 40)
+    names = [[talk["name"] for talk in cell.inputs["conversations"]] for cell in found]
+    assert [len(part) for part in names] == [40] * 6
+    assert sorted(name for part in names for name in part) == sorted(talk["name"] for talk in talks)
+    for part in names:
+        for kind in ("gsm8k", "humaneval", "mt-bench"):
+            numbers = [int(name.rpartition("/")[2]) for name in part if name.startswith(kind)]
+            assert len(numbers) in (13, 14)
+            assert min(numbers) < 12
+            assert max(numbers) > 67
     assert {cell.inputs["bound"] for cell in found} == {0.25}
-    assert len({cell.key for cell in found}) == 3
+    assert len({cell.key for cell in found}) == 6
     assert isinstance(found[0], Cell)
     other = next(one for one in ABLATIONS if one.other_type)
-    assert cells.decode_cells(setting, other, "gsm8k", talks, 9)[0].inputs["bound"] is None
+    assert cells.decode_cells(setting, other, "mixed", talks, 400)[0].inputs["bound"] is None
     assert not setting.has(other)
     assert Setting("cuda", tmp_path, ROOT, {"aligned": ROOT}).has(other)
+
+
+@given(st.integers(0, 300))
+@settings(max_examples=30, deadline=None)
+def test_a_spread_order_has_every_item_once(size: int) -> None:
+    assert sorted(cells.spread_order(range(size))) == list(range(size))
 
 
 def test_what_is_not_lossless_fails_the_run() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -181,23 +182,31 @@ def module_of(setting: Setting, variant: Variant, batch: int = 1, ignore_eos: bo
 def decode_cells(
     setting: Setting, variant: Variant, name: str, conversations: Sequence[Mapping[str, Any]], chunk: int
 ) -> list[Cell]:
-    """Conversations of a prompt set by a variant, some in each cell; each cell's are spread over the set."""
+    """Conversations of a prompt set by a variant, `chunk` in each cell; each cell's are spread over the set."""
     inputs, places = module_of(setting, variant)
     inputs = inputs | setting.measured() | {
         "max_new_tokens": setting.max_new_tokens, "plain_turns": None,
         "bound": None if variant.other_type else setting.bound,
     }  # fmt: skip
-    count = max(1, -(-len(conversations) // chunk))
+    ordered = spread_order(conversations)
+    count = -(-len(ordered) // chunk)
     return [
         Cell(
             f"{variant.name}: {name} {number + 1}/{count}",
             DECODE,
-            inputs | {"conversations": list(conversations[number::count]), "first_number": number},
+            inputs | {"conversations": ordered[number * chunk : (number + 1) * chunk], "first_number": number * chunk},
             places,
         )
         for number in range(count)
-        if conversations[number::count]
     ]
+
+
+def spread_order(items: Sequence[Any]) -> list[Any]:
+    """The items in steps of about 0.618 of their number, round and round: any run of them is spread over the whole, and
+    where kinds take turns it has as many of each."""
+    size = len(items)
+    step = next((step for step in range(max(1, round(0.618 * size)), size + 1) if gcd(step, size) == 1), 1)
+    return [items[number * step % size] for number in range(size)]
 
 
 def bound_cell_of(setting: Setting, variant: Variant, prompts: Sequence[Sequence[int]], positions: int) -> Cell:
