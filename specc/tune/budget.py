@@ -129,7 +129,10 @@ class Job:
 
 
 def tune(options: Options, say: Say) -> Findings | None:
-    """Everything; with `build_only` the modules that measure are built, and nothing is returned. Raises SpecError and DiagnosticError: SPC490 to SPC494 and what the parts raise."""
+    """Everything; with `build_only` the modules that measure are built, and nothing is returned.
+
+    Raises SpecError and DiagnosticError: SPC490 to SPC494 and what the parts raise.
+    """
     for output in (options.output, *([options.report] if options.report else [])):
         check_output(output)
     source = Source.read(options.spec, options.overrides)

@@ -83,7 +83,7 @@ def test_replayed_trees_count_what_decoding_with_them_counts(
 def test_replayed_lookups_count_what_decoding_with_them_counts(tmp_path: Path, folder: Path) -> None:
     bounds = Bounds(6, 4, 3, KINDS, "prompt_lookup")
     evidence, stand, requests = recorded(place(tmp_path, "chain"), folder, None, bounds)
-    trees = [Tree("chain", 4, 4, 1), Tree("dynamic", 5, 3, 2)]
+    trees = [Tree("chain", 4, 4, 1), Tree("dynamic", 5, 3, 2), Tree("dynamic", 2, 2, 2)]
     assert sum(agrees(evidence, stand, requests, tree) for tree in trees) > 0
 
 
