@@ -89,6 +89,10 @@ class Source:
         """Raises SpecError."""
         return cls(path, tuple(overrides), load(path, overrides))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process reads the file itself: a loaded spec holds views of mappings, which can't be sent."""
+        return Source.read, (self.path, self.overrides)
+
     def with_tree(self, tree: Tree, more: Sequence[str] = ()) -> LoadedSpec:
         """The spec with another tree. Raises SpecError."""
         return load(self.path, [*self.overrides, *as_overrides(tree.settings(self.loaded)), *more])

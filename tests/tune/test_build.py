@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+from pathlib import Path
 
 import pytest
 
 from specc.diagnostics import DiagnosticError, error
 from specc.tune import budget
 from specc.tune.budget import Clock
-from specc.tune.build import Warming
+from specc.tune.build import Warming, Workplace
+from specc.tune.variants import Source
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
 
 
 def does_nothing() -> None:
@@ -26,6 +31,15 @@ def test_only_jobs_that_succeed_are_ready(capfd: pytest.CaptureFixture[str]) -> 
     assert Warming(jobs, workers=2).run(time.monotonic() + 300, said.append) == {"good"}
     assert sorted(line.split(" after")[0] for line in said) == ["bad: failed", "good: ready"]
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("overrides", [[], ["draft.top_k=2"]])
+def test_a_workplace_reaches_another_process(overrides: list[str]) -> None:
+    source = Source.read(SPECS / "gdn-15m-tree.yaml", overrides)
+    work = Workplace(source, "model", None, "triton", "cuda", SPECS)
+    there = pickle.loads(pickle.dumps(work))
+    assert there.source.loaded.spec == source.loaded.spec
+    assert there.folder == SPECS
 
 
 def test_jobs_are_ended_at_the_deadline() -> None:
