@@ -33,7 +33,7 @@ def test_only_jobs_that_succeed_are_ready(capfd: pytest.CaptureFixture[str]) -> 
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("overrides", [[], ["draft.top_k=2"]])
+@pytest.mark.parametrize("overrides", [[], ["draft.top_k=4"]])
 def test_a_workplace_reaches_another_process(overrides: list[str]) -> None:
     source = Source.read(SPECS / "gdn-15m-tree.yaml", overrides)
     work = Workplace(source, "model", None, "triton", "cuda", SPECS)
