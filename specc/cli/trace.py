@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("a", type=Path, metavar="A", help="a trace file")
     diff.add_argument("b", type=Path, metavar="B", help="another")
     diff.add_argument("--timing", action="store_true", help="show a table of both runs' times by stage, too")
-    diff.add_argument(
-        "--texts", action="store_true", help="compare the emitted texts, whatever the steps were"
-    )
+    diff.add_argument("--texts", action="store_true", help="compare the emitted texts, whatever the steps were")
     diff.add_argument(
         "--ignore",
         action="append",

@@ -116,9 +116,9 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
     Code(
         "SPC418",
         "the tables of a bigram drafter are malformed",
-        "A row of `next_token` holds distinct token ids of the target, a row of `next_log_prob` their log-probabilities, "
-        "at most 0 and the most probable first. Twice the same token below one node would change what is sampled, and "
-        "an unsorted row would draft less likely tokens.",
+        "A row of `next_token` holds distinct token ids of the target, a row of `next_log_prob` their "
+        "log-probabilities, at most 0 and the most probable first. Twice the same token below one node would change "
+        "what is sampled, and an unsorted row would draft less likely tokens.",
         "a folder whose next_token has a row [5, 5]",
     ),
     Code(

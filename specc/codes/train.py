@@ -42,8 +42,8 @@ TRAIN_CODES: tuple[Code, ...] = (
     Code(
         "SPC475",
         "the spec has no head that can be trained",
-        "`specc train draft` trains the EAGLE-3 head of a spec whose draft.method is eagle3. The head reads the target's "
-        "embeddings, so it must be as wide as the target.",
+        "`specc train draft` trains the EAGLE-3 head of a spec whose draft.method is eagle3. The head reads the "
+        "target's embeddings, so it must be as wide as the target.",
         "specc train draft specs/smollm2-plain.yaml --model DIR --out head",
     ),
     Code(
