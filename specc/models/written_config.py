@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specc.models.geometry import Geometry
+from specc.models.geometry import Geometry, RopeScaling
 
 
 def written_config(geometry: Geometry) -> dict[str, Any]:
@@ -42,16 +42,22 @@ def _transformer(geometry: Geometry) -> dict[str, Any]:
     bias = "bias" if geometry.family == "pangu" else "attention_bias"
     switches = {bias: geometry.qkv_bias, "mlp_bias": geometry.mlp_bias}
     config = {**_common(geometry), **_attention(geometry), **switches}
-    if geometry.rope_scaling is not None:
-        scaling = geometry.rope_scaling
-        config["rope_scaling"] = {
+    return config | scaling_config(geometry.rope_scaling)
+
+
+def scaling_config(scaling: RopeScaling | None) -> dict[str, Any]:
+    """The key `rope_scaling`; nothing where there is none."""
+    if scaling is None:
+        return {}
+    return {
+        "rope_scaling": {
             "rope_type": "llama3",
             "factor": scaling.factor,
             "low_freq_factor": scaling.low_freq_factor,
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position_embeddings,
         }
-    return config
+    }
 
 
 def _gated_deltanet(geometry: Geometry) -> dict[str, Any]:

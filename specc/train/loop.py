@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -15,16 +14,14 @@ import torch
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
-from specc.output import cannot_write, write_text
+from specc.output import write_text
+from specc.train.checkpoint import CHECKPOINT, LOG, append_log, write_checkpoint
 from specc.train.dataset import Dataset
 from specc.train.evaluate import Score, neural_bits, scores
 from specc.train.export import rounded
 from specc.train.gated_delta import GatedDeltaModel
 from specc.train.schedule import Sampler, TrainConfig
 from specc.train.step import GradientStep
-
-CHECKPOINT = "checkpoint.pt"
-LOG = "training_log.jsonl"
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -147,8 +144,7 @@ class Trainer:
 
     def log(self, report: Report, record: dict[str, Any]) -> None:
         """Append a line to the log."""
-        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
+        append_log(self.folder, record)
         report(record)
 
     def save(self) -> None:
@@ -159,14 +155,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
         }
-        temporary = self.folder / f".{CHECKPOINT}.tmp-{os.getpid()}"
-        try:
-            torch.save(content, temporary)
-            os.replace(temporary, self.folder / CHECKPOINT)
-        except (OSError, RuntimeError) as problem:  # torch reports a full disk as a RuntimeError of its archive writer
-            temporary.unlink(missing_ok=True)
-            reason = getattr(problem, "strerror", None) or "the checkpoint did not fit"
-            raise cannot_write(self.folder / CHECKPOINT, reason, "make room; the same command goes on") from problem
+        write_checkpoint(self.folder, content)
 
     def resume(self) -> bool:
         """Load the checkpoint, if there is one, and cut the log back to it."""

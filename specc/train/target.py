@@ -16,11 +16,12 @@ from specc import __version__
 from specc.diagnostics import DiagnosticError, error
 from specc.output import make_folder, write_text
 from specc.train.card import write_card
+from specc.train.checkpoint import LOG
 from specc.train.dataset import Dataset, domain_stream, load_dataset, prepare
 from specc.train.evaluate import scores
 from specc.train.export import export
 from specc.train.gated_delta import GatedDeltaModel, configs
-from specc.train.loop import LOG, Trainer
+from specc.train.loop import Trainer
 from specc.train.ngram import KEY_BITS, domain_bits, train_kneser_ney
 from specc.train.recipe import Recipe
 from specc.train.schedule import TrainConfig

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from specc.cli import main
+from specc.train.checkpoint import CHECKPOINT, LOG
 from specc.train.draft import job as job_module
-from specc.train.draft.loop import CHECKPOINT, LOG
 from tests.train.draft_stand import write_model, write_spec, write_texts
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,9 +16,10 @@ import torch
 
 from specc.cli import main
 from specc.diagnostics import DiagnosticError
+from specc.train.checkpoint import CHECKPOINT, LOG
 from specc.train.dataset import Dataset, HeldOut
 from specc.train.gated_delta import GatedDeltaConfig, GatedDeltaModel
-from specc.train.loop import CHECKPOINT, LOG, Trainer
+from specc.train.loop import Trainer
 from specc.train.schedule import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specc.models.geometry import EagleGeometry
+from specc.models.written_config import scaling_config
 from specc.output import cannot_write, make_folder, umask, write_json
 from specc.train.draft.head import EagleHead
 
@@ -24,7 +25,7 @@ HEADER_ROOM = 16_384
 
 def head_config(geometry: EagleGeometry, layers: tuple[int, ...], of: str) -> dict[str, Any]:
     """config.json, by the keys of public heads; `aux_hidden_state_of` is this project's."""
-    g, scaling = geometry, geometry.rope_scaling
+    g = geometry
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -48,15 +49,7 @@ def head_config(geometry: EagleGeometry, layers: tuple[int, ...], of: str) -> di
         "aux_hidden_state_layer_ids": list(layers),
         "aux_hidden_state_of": of,
     }
-    if scaling is not None:
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        }
-    return config
+    return config | scaling_config(geometry.rope_scaling)
 
 
 def stored(head: EagleHead) -> dict[str, Tensor]:

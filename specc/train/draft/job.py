@@ -22,6 +22,7 @@ from specc.models.weights import weight_table
 from specc.output import make_folder, write_json, write_text
 from specc.runtime.model_folder import check_target
 from specc.spec import LoadedSpec
+from specc.train.checkpoint import CHECKPOINT, LOG
 from specc.train.draft.batches import Plan, Text, make_batch, split, usable
 from specc.train.draft.bigram import build_bigram, write_bigram
 from specc.train.draft.card import card_text
@@ -29,7 +30,7 @@ from specc.train.draft.evaluate import Trial, agreement, compiled_acceptance
 from specc.train.draft.export import export_head, head_config, round_to_stored
 from specc.train.draft.head import EagleHead
 from specc.train.draft.initialise import initialise, initialise_fc
-from specc.train.draft.loop import CHECKPOINT, LOG, DraftConfig, DraftTrainer
+from specc.train.draft.loop import DraftConfig, DraftTrainer
 from specc.train.draft.parallel import World, opened
 from specc.train.draft.store import StoreIndex, Texts, read_index, read_store
 from specc.train.draft.targets import FrozenTarget, load_target, target_fingerprint

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
-from specc.output import cannot_write, write_text
+from specc.output import write_text
+from specc.train.checkpoint import CHECKPOINT, LOG, append_log, write_checkpoint
 from specc.train.draft.batches import Batch, Plan, Text, make_batch
 from specc.train.draft.head import EagleHead
 from specc.train.draft.parallel import World
@@ -23,8 +23,6 @@ from specc.train.draft.teacher import Teacher
 from specc.train.draft.unroll import UnrolledLoss, row_weights
 from specc.train.schedule import TrainConfig
 
-CHECKPOINT = "checkpoint.pt"
-LOG = "training_log.jsonl"
 HOST_AHEAD = 4
 """Steps that the host may be ahead of the device: the clock drives the schedule."""
 
@@ -159,8 +157,7 @@ class DraftTrainer:
 
     def log(self, report: Report, record: dict[str, Any]) -> None:
         """Append a line to the log."""
-        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
+        append_log(self.folder, record)
         report(record)
 
     def save(self) -> None:
@@ -173,14 +170,7 @@ class DraftTrainer:
             "head": self.head.state_dict(),
             "optimiser": self.optimiser.state_dict(),
         }
-        temporary = self.folder / f".{CHECKPOINT}.tmp-{os.getpid()}"
-        try:
-            torch.save(content, temporary)
-            os.replace(temporary, self.folder / CHECKPOINT)
-        except (OSError, RuntimeError) as problem:  # torch reports a full disk as a RuntimeError of its archive writer
-            temporary.unlink(missing_ok=True)
-            reason = getattr(problem, "strerror", None) or "the checkpoint did not fit"
-            raise cannot_write(self.folder / CHECKPOINT, reason, "make room; the same command goes on") from problem
+        write_checkpoint(self.folder, content)
 
     def resume(self) -> bool:
         """Load the checkpoint, if there is one, and cut the log back to it. SPC473 for that of another run."""
