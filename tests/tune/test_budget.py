@@ -77,7 +77,8 @@ def test_replayed_trees_count_what_decoding_with_them_counts(
     bounds = Bounds(7, levels, 3, KINDS, "draft_model")
     evidence, stand, requests = recorded(place(tmp_path, "dynamic"), folder, "self-perturbed:0.3", bounds)
     accepted = [agrees(evidence, stand, requests, tree) for tree in trees]
-    assert min(accepted) > 3
+    assert min(accepted) > 0
+    assert sum(accepted) > 6
 
 
 def test_replayed_lookups_count_what_decoding_with_them_counts(tmp_path: Path, folder: Path) -> None:
