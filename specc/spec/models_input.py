@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.models.families import read_config
@@ -15,6 +15,9 @@ from specc.spec.model import Draft, Target
 from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
 from specc.spec.structure import build, wrong_type
+
+Kind = TypeVar("Kind", EagleConfig, BigramConfig)
+Prepare = Callable[[object, Mapping[str, Any], Path, SourceMap, bool], tuple[dict[str, Any], list[Diagnostic]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,23 +100,27 @@ class ModelReader:
 
     def eagle(self, target: Target | None, written: object, checkpoint: str | None) -> EagleConfig | None:
         """The head's config: `config`, else the checkpoint's config.json, else the target's sizes."""
-        found = self.written({} if written is None and checkpoint is None else written, checkpoint, "draft")
-        if found is None or target is None or target.config is None:
-            return None
-        prepared, findings = prepare_eagle(target.config, found.values, found.path, self.source, found.from_file)
-        self.findings += findings
-        config, findings = build(EagleConfig, prepared, found.path, self.source, self.broken)
-        self.findings += self.located(findings, found)
-        return config
+        return self._for_target(EagleConfig, prepare_eagle, target, written, checkpoint)
 
     def bigram(self, target: Target | None, written: object, checkpoint: str | None) -> BigramConfig | None:
         """The tables' sizes: `config`, else the checkpoint's config.json, else the defaults."""
+        return self._for_target(BigramConfig, prepare_bigram, target, written, checkpoint)
+
+    def _for_target(
+        self,
+        kind: type[Kind],
+        prepare: Prepare,
+        target: Target | None,
+        written: object,
+        checkpoint: str | None,
+    ) -> Kind | None:
+        """The config of a drafter that takes what is not written from the target."""
         found = self.written({} if written is None and checkpoint is None else written, checkpoint, "draft")
         if found is None or target is None or target.config is None:
             return None
-        prepared, findings = prepare_bigram(target.config, found.values, found.path, self.source, found.from_file)
+        prepared, findings = prepare(target.config, found.values, found.path, self.source, found.from_file)
         self.findings += findings
-        config, findings = build(BigramConfig, prepared, found.path, self.source, self.broken)
+        config, findings = build(kind, prepared, found.path, self.source, self.broken)
         self.findings += self.located(findings, found)
         return config
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specc.output import cannot_write
+from specc.diagnostics import DiagnosticError, error
+from specc.output import cannot_write, write_text
 
 CHECKPOINT = "checkpoint.pt"
 LOG = "training_log.jsonl"
@@ -20,6 +22,15 @@ def append_log(folder: Path, record: Mapping[str, Any]) -> None:
     """Append a line to the log."""
     with (folder / LOG).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(record) + "\n")
+
+
+def cut_log(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Drop the lines of the log that are not to be kept, and a last one that is not whole."""
+    path = folder / LOG
+    if path.is_file():
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        write_text(path, "".join(json.dumps(record) + "\n" for record in records if keep(record)))
 
 
 def write_checkpoint(folder: Path, content: Mapping[str, Any]) -> None:
@@ -35,3 +46,20 @@ def write_checkpoint(folder: Path, content: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
         reason = getattr(problem, "strerror", None) or "the checkpoint did not fit"
         raise cannot_write(folder / CHECKPOINT, reason, "make room; the same command goes on") from problem
+
+
+def read_checkpoint(folder: Path, device: torch.device, restore: Callable[[Mapping[str, Any]], None]) -> None:
+    """Give the checkpoint's content to `restore`. Raises DiagnosticError (SPC473) where that does not take it."""
+    path = folder / CHECKPOINT
+    try:
+        restore(torch.load(path, map_location=device, weights_only=True))
+    except (RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as problem:
+        help_text = "give another --out, or remove the checkpoint to begin anew"
+        message = f"{path} is no checkpoint of this run: {str(problem).splitlines()[0]}"
+        raise DiagnosticError([error("SPC473", message, help=help_text)]) from None
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a run left that was killed while it wrote a checkpoint."""
+    for leftover in folder.glob(f".{CHECKPOINT}.tmp-*"):
+        leftover.unlink()

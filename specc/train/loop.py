@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.diagnostics import DiagnosticError, error
-from specc.output import write_text
-from specc.train.checkpoint import CHECKPOINT, LOG, append_log, write_checkpoint
+from specc.train.checkpoint import (
+    CHECKPOINT,
+    LOG,
+    append_log,
+    cut_log,
+    read_checkpoint,
+    remove_unfinished,
+    write_checkpoint,
+)
 from specc.train.dataset import Dataset
 from specc.train.evaluate import Score, neural_bits, scores
 from specc.train.export import rounded
@@ -159,32 +163,21 @@ class Trainer:
 
     def resume(self) -> bool:
         """Load the checkpoint, if there is one, and cut the log back to it."""
-        for leftover in self.folder.glob(f".{CHECKPOINT}.tmp-*"):
-            leftover.unlink()
-        path = self.folder / CHECKPOINT
-        if not path.is_file():
+        remove_unfinished(self.folder)
+        if not (self.folder / CHECKPOINT).is_file():
             (self.folder / LOG).unlink(missing_ok=True)
             return False
-        try:
-            content = torch.load(path, map_location=self.device, weights_only=True)
-            self.model.load_state_dict(content["model"])
-            self.optimiser.load_state_dict(content["optimiser"])
-            self.state = State(int(content["step"]), float(content["seconds"]))
-        except (RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as problem:
-            help_text = "give another --out, or remove the checkpoint to begin anew"
-            message = f"{path} is no checkpoint of this run: {str(problem).splitlines()[0]}"
-            raise DiagnosticError([error("SPC473", message, help=help_text)]) from None
+        read_checkpoint(self.folder, self.device, self._restore)
         self._cut_log()
         return True
 
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(content["model"])
+        self.optimiser.load_state_dict(content["optimiser"])
+        self.state = State(int(content["step"]), float(content["seconds"]))
+
     def _cut_log(self) -> None:
         """Drop the lines of steps that the checkpoint does not hold."""
-        path = self.folder / LOG
-        if not path.is_file():
-            return
-        lines = path.read_text("utf-8").splitlines(keepends=True)
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
         over = self.config.progress(self.state.step, self.state.seconds) >= 1.0
         last = self.state.step - over  # the evaluation of a finished run is done again
-        kept = [r for r in records if r["step"] <= (last if "held_out" in r else self.state.step)]
-        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+        cut_log(self.folder, lambda r: bool(r["step"] <= (last if "held_out" in r else self.state.step)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.diagnostics import DiagnosticError, error
-from specc.output import write_text
-from specc.train.checkpoint import CHECKPOINT, LOG, append_log, write_checkpoint
+from specc.train.checkpoint import (
+    CHECKPOINT,
+    LOG,
+    append_log,
+    cut_log,
+    read_checkpoint,
+    remove_unfinished,
+    write_checkpoint,
+)
 from specc.train.draft.batches import Batch, Plan, Text, make_batch
 from specc.train.draft.head import EagleHead
 from specc.train.draft.parallel import World
@@ -174,32 +178,24 @@ class DraftTrainer:
 
     def resume(self) -> bool:
         """Load the checkpoint, if there is one, and cut the log back to it. SPC473 for that of another run."""
-        path = self.folder / CHECKPOINT
-        if not path.is_file():
+        if self.world.first:
+            remove_unfinished(self.folder)
+        if not (self.folder / CHECKPOINT).is_file():
             if self.world.first:
                 (self.folder / LOG).unlink(missing_ok=True)
             return False
-        try:
-            content = torch.load(path, map_location=self.world.device, weights_only=True)
-            if content["identity"] != self.config.identity:
-                raise ValueError("it was trained with another target, other texts or other options")
-            self.head.load_state_dict(content["head"])
-            self.optimiser.load_state_dict(content["optimiser"])
-            self.state = State(int(content["step"]), int(content["tokens"]), float(content["seconds"]))
-        except (RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as problem:
-            help_text = "give another --out, or remove the checkpoint to begin anew"
-            message = f"{path} is no checkpoint of this run: {str(problem).splitlines()[0]}"
-            raise DiagnosticError([error("SPC473", message, help=help_text)]) from None
+        read_checkpoint(self.folder, self.world.device, self._restore)
         if self.world.first:
             self._cut_log()
         return True
 
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        if content["identity"] != self.config.identity:
+            raise ValueError("it was trained with another target, other texts or other options")
+        self.head.load_state_dict(content["head"])
+        self.optimiser.load_state_dict(content["optimiser"])
+        self.state = State(int(content["step"]), int(content["tokens"]), float(content["seconds"]))
+
     def _cut_log(self) -> None:
         """Drop the lines of steps that the checkpoint does not hold."""
-        path = self.folder / LOG
-        if not path.is_file():
-            return
-        lines = path.read_text("utf-8").splitlines(keepends=True)
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
-        kept = [record for record in records if record["step"] <= self.state.step]
-        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+        cut_log(self.folder, lambda record: bool(record["step"] <= self.state.step))
