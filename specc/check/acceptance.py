@@ -107,4 +107,4 @@ def _features(session: Session, rows: int) -> Tensor | None:
     head = spec.eagle_geometry
     if head is None:
         return None
-    return torch.zeros((rows, spec.num_nodes, head.num_aux_layers * head.feature_size), dtype=torch.float64)
+    return torch.zeros((rows, spec.num_nodes, head.features_width), dtype=torch.float64)

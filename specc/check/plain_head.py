@@ -49,8 +49,7 @@ class PlainHead:
         """The target's aux features [T,F] at every position of a text."""
         plain = self.target.forward([text])
         kinds = {"input": plain.inputs, "output": plain.outputs, "readout": plain.readouts}
-        chosen = kinds[self.spec.draft.aux_hidden_state_of or "output"]
-        return torch.cat([chosen[layer][0] for layer in self.spec.draft.aux_hidden_state_layer_ids], -1)
+        return torch.cat([kinds[feature.of][feature.layer][0] for feature in self.spec.draft.aux_features], -1)
 
     def rows(self, hidden: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """The decoder layer on rows of features after fc [T,H] and tokens: outputs [T,H], K and V rows [T,Hkv,D]."""

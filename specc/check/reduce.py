@@ -128,9 +128,7 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
     if draft["method"] == "eagle3":
         small["config"] = _head(draft["config"], target, head_dim)
         kinds = target.get("layer_types", ())
-        attends = draft["aux_hidden_state_of"] == "readout" and kinds
-        layers = [n for n in range(target["num_hidden_layers"]) if not attends or kinds[n] == "linear_attention"]
-        small["aux_hidden_state_layer_ids"] = layers[: len(draft["aux_hidden_state_layer_ids"])]
+        small |= _features(draft, target)
     if draft["method"] == "bigram":
         columns, vocabulary = draft["config"]["candidates_per_token"], target["vocab_size"]
         small["config"] = {"vocab_size": vocabulary, "candidates_per_token": min(columns, vocabulary)}
@@ -143,6 +141,24 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
     elif draft["tree"] == "chain":
         small["num_speculative_tokens"] = small["num_steps"] = min(small["num_steps"], small["num_speculative_tokens"])
     return small
+
+
+def _features(draft: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+    """The first layers that have what the head is fed with: each kind keeps its order, and a layer is there once with
+    each."""
+    of, kinds, layers = draft["aux_hidden_state_of"], target.get("layer_types", ()), range(target["num_hidden_layers"])
+    waiting = {
+        kind: [n for n in layers if kind != "readout" or not kinds or kinds[n] == "linear_attention"]
+        for kind in ("output", "input", "readout")
+    }
+    chosen: list[tuple[int, str]] = []
+    for kind in [of] * len(draft["aux_hidden_state_layer_ids"]) if isinstance(of, str) else of:
+        if waiting[kind]:
+            chosen.append((waiting[kind].pop(0), kind))
+    return {
+        "aux_hidden_state_layer_ids": [layer for layer, _ in chosen],
+        "aux_hidden_state_of": of if isinstance(of, str) else [kind for _, kind in chosen],
+    }
 
 
 def reduced_mapping(loaded: LoadedSpec, head_dim: int = HEAD_DIM) -> dict[str, Any]:

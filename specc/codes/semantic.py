@@ -95,7 +95,8 @@ MODEL_CODES: tuple[Code, ...] = (
     Code(
         "SPC122",
         "a feature layer that does not exist",
-        "`aux_hidden_state_layer_ids` are 0-based layers of the target, each once.",
+        "`aux_hidden_state_layer_ids` are 0-based layers of the target, each once (or once with each kind, where "
+        "`aux_hidden_state_of` is a list).",
         _EAGLE + "aux_hidden_state_layer_ids: [0, 2], aux_hidden_state_of: output}\n",
     ),
     Code(
@@ -133,6 +134,13 @@ MODEL_CODES: tuple[Code, ...] = (
         SPEC_START + "accept: {stop_tokens: [256]}\n",
     ),
     Code("SPC136", "a stop token twice", "Each is listed once.", SPEC_START + "accept: {stop_tokens: [2, 2]}\n"),
+    Code(
+        "SPC138",
+        "kinds of features that do not fit the layers",
+        "`aux_hidden_state_of` is one word for all of `aux_hidden_state_layer_ids`, or a list with a word for each: "
+        "`[8, 15]` of `[readout, output]` feeds the head what layer 8 reads out of its state beside what layer 15 leaves.",
+        _EAGLE + "aux_hidden_state_layer_ids: [0, 1], aux_hidden_state_of: [output]}\n",
+    ),
     Code(
         "SPC150",
         "sequences exceed the target's positions",

@@ -134,9 +134,8 @@ def lower_commit(ctx: LowerContext, config: CommitConfig, draft: DraftConfig) ->
     b.update("remaining", b.call(aten.sub.Tensor, b.slot("remaining"), emitted, name="new_remaining"))
     b.update("finished", b.call(aten.logical_or.default, b.slot("finished"), stopped, name="new_finished"))
     features = path = None
-    if ctx.aux_layers:
-        width = len(ctx.aux_layers) * ctx.target.geometry.feature_size(ctx.aux_of)
-        features = b.input("features", (BATCH, ctx.nodes, width), ctx.dtype)
+    if ctx.aux:
+        features = b.input("features", (BATCH, ctx.nodes, ctx.features_width), ctx.dtype)
         path = _path(b, ctx)
     with b.spec("draft"):
         commit_draft(b, ctx, draft, path, tokens, emitted, features)

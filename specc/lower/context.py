@@ -9,6 +9,7 @@ import torch
 
 from specc.lower.stack import StateCommit, positions
 from specc.lower.transformer import ModelInfo
+from specc.models.geometry import AuxFeature
 from specc.program import Slot, Weight
 
 
@@ -17,9 +18,8 @@ class LowerContext:
     """Numbers and declarations of one lowering.
 
     `nodes` counts the root (N); `max_path` is num_steps + 1, the rows of the longest accepted path with the
-    root; `capacity` is max_sequence_length + N cache rows. `aux_layers` are 0-based layer numbers of which
-    `aux_of` ("input", "output", of recurrent layers "readout") is recorded as features; empty when the drafter needs
-    none. `state_commit` is None for targets without recurrent layers.
+    root; `capacity` is max_sequence_length + N cache rows. `aux` is what of the
+    target's layers is recorded as features, side by side in that order; empty when the drafter needs none. `state_commit` is None for targets without recurrent layers.
     """
 
     slots: Mapping[str, Slot]
@@ -32,11 +32,15 @@ class LowerContext:
     capacity: int
     max_sequence_length: int
     dtype: torch.dtype
-    aux_layers: tuple[int, ...] = ()
-    aux_of: str = "output"
+    aux: tuple[AuxFeature, ...] = ()
     fused_attention: bool = True
     state_dtype: torch.dtype = torch.float32
     state_commit: StateCommit | None = None
+
+    @property
+    def features_width(self) -> int:
+        """Columns of the recorded features."""
+        return sum(self.target.geometry.feature_size(feature.of) for feature in self.aux)
 
     @property
     def attends(self) -> bool:

@@ -22,6 +22,7 @@ from specc.lower.step import StepBuilder
 from specc.lower.transformer import logical, residual_layer, rope_tables
 
 aten = torch.ops.aten
+Shown = dict[tuple[int, str], Node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ SHARED = ("length", "batch", "positions", "own", "own_valid", "parent_or_committ
 
 def _layer_loop(
     outer: BodyBuilder, ctx: LowerContext, x: Node, carried: list[str], window: int
-) -> tuple[Node, dict[str, Node], dict[int, Node]]:
-    """The loop over layers of one token: x after the last layer, what it carried, and by position in the period what
-    aux layers show of themselves [trips,B,1,F]."""
+) -> tuple[Node, dict[str, Node], Shown]:
+    """The loop over layers of one token: x after the last layer, what it carried, and by position in the period and kind
+    what aux layers show of themselves [trips,B,1,F]."""
     model = ctx.target
     names = model.layer_weights
     caches = [name for name in outer.inside if name.endswith(("k_cache", "v_cache"))]
@@ -58,7 +59,7 @@ def _layer_loop(
     invariant = {name: outer[name] for name in SHARED if name in outer.inside} | {"token": outer.index}
     b = BodyBuilder("layer", carried={"x": x}, sliced=sliced, invariant=invariant, keys=outer.keys)
     written: dict[str, Node] = {}
-    shown: dict[int, Node] = {}
+    shown: Shown = {}
     out = b["x"]
     for position in positions(model.geometry):
         before = out
@@ -67,18 +68,18 @@ def _layer_loop(
         with b.spec("verify.recurrence" if position.recurrent else "verify.attention", "target.family"):
             out = residual_layer(b, before, weights, model.geometry, mixer, position.layer.moe)
         written |= mixer.written
-        if position.index in {layer % model.geometry.period for layer in ctx.aux_layers}:
-            shown[position.index] = _shown(ctx, before, out, mixer)
+        for kind in sorted({f.of for f in ctx.aux if f.layer % model.geometry.period == position.index}):
+            shown[position.index, kind] = _shown(kind, before, out, mixer)
     results = b.close(outer, model.trips, [out, *written.values(), *shown.values()], "layers")
     first = 1 + len(written)
     return results[0], dict(zip(written, results[1:first], strict=True)), dict(zip(shown, results[first:], strict=True))
 
 
-def _shown(ctx: LowerContext, before: Node, after: Node, mixer: Mixer) -> Node:
+def _shown(kind: str, before: Node, after: Node, mixer: Mixer) -> Node:
     """What a layer shows a drafter: the residual stream before or after it, or its readout. Raises ValueError for the
     readout of an attention layer, which specs cannot ask for."""
-    if ctx.aux_of != "readout":
-        return before if ctx.aux_of == "input" else after
+    if kind != "readout":
+        return before if kind == "input" else after
     if mixer.readout is None:
         raise ValueError(f"layer {mixer.position.index} of the period has no state to read out")
     return mixer.readout
@@ -113,11 +114,11 @@ def _own_path(b: BodyBuilder, max_path: int) -> Node:
     return depth
 
 
-def _features(b: BodyBuilder, ctx: LowerContext, shown: dict[int, Node]) -> Node | None:
-    if not ctx.aux_layers:
+def _features(b: BodyBuilder, ctx: LowerContext, shown: Shown) -> Node | None:
+    if not ctx.aux:
         return None
     period = ctx.target.geometry.period
-    parts = [b.call(aten.select.int, shown[layer % period], 0, layer // period) for layer in ctx.aux_layers]
+    parts = [b.call(aten.select.int, shown[f.layer % period, f.of], 0, f.layer // period) for f in ctx.aux]
     return b.call(aten.cat.default, parts, -1, name="features")
 
 

@@ -140,17 +140,25 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class AuxFeature:
+    """What one layer of the target (0-based) shows a drafter: `of` "output" or "input", the residual stream behind or
+    before it, or "readout", what a recurrent layer reads out of its state."""
+
+    layer: int
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
 class EagleGeometry:
     """Sizes of an EAGLE-3 head (arXiv:2503.01840): fc over target features, then one decoder layer.
 
-    `fc` maps num_aux_layers * feature_size to hidden_size; q, k and v read 2 * hidden_size (the token embedding
-    beside the feature); lm_head has draft_vocab_size rows, of vocab_size target tokens. `feature_size` is what one
-    target layer gives: target_hidden_size, or the width of a recurrent layer's readout.
+    `fc` maps the features, `features_width` side by side, to hidden_size; q, k and v read 2 * hidden_size (the token
+    embedding beside the feature); lm_head has draft_vocab_size rows, of vocab_size target tokens. `feature_sizes` are
+    what the target's aux layers give, in order: target_hidden_size, or the width of a recurrent layer's readout.
     """
 
     target_hidden_size: int
-    feature_size: int
-    num_aux_layers: int
+    feature_sizes: tuple[int, ...]
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
@@ -164,6 +172,11 @@ class EagleGeometry:
     rms_norm_eps: float
     attention_bias: bool
     mlp_bias: bool
+
+    @property
+    def features_width(self) -> int:
+        """Columns that fc reads: the sizes of all aux features."""
+        return sum(self.feature_sizes)
 
 
 def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:

@@ -128,13 +128,12 @@ def eagle3_weight_table(
     *,
     draft_vocab_size: int,
     target_vocab_size: int | None = None,
-    feature_size: int | None = None,
-    num_aux_layers: int = 3,
+    features: int | None = None,
 ) -> tuple[WeightEntry, ...]:
     """The weights of a public EAGLE-3 head (arXiv:2503.01840, section 3; layout of the authors' checkpoints).
 
-    `geometry` is the head's own (its decoder layer and norms). The target's aux features
-    [num_aux_layers * feature_size] pass through `fc` (feature_size None: the head's hidden_size); `input_layernorm`
+    `geometry` is the head's own (its decoder layer and norms). The target's aux features [features] pass through
+    `fc` (None: three of the head's hidden_size, as published heads have them); `input_layernorm`
     norms the token embedding and `hidden_norm` the feature, and q, k and v read the two concatenated **in that order**
     (2 * hidden_size). `lm_head` covers the draft vocabulary. `d2t` is an offset table (target id = draft id +
     d2t[draft id]), `t2d` a boolean mask over the target's ids; both are absent when the vocabularies are the same, as
@@ -142,11 +141,11 @@ def eagle3_weight_table(
     """
     hidden, head_vocab = geometry.hidden_size, draft_vocab_size
     target_vocab = target_vocab_size or geometry.vocab_size
-    feature = num_aux_layers * (feature_size or hidden)
+    width = 3 * hidden if features is None else features
     same = head_vocab == target_vocab
     entries = [
         WeightEntry("embed_tokens", (target_vocab, hidden), ("embed_tokens.weight",), per_layer=False, optional=True),
-        WeightEntry("fc", (hidden, feature), ("fc.weight",), per_layer=False),
+        WeightEntry("fc", (hidden, width), ("fc.weight",), per_layer=False),
         _eagle3_entry("hidden_norm", (hidden,), "hidden_norm.weight"),
     ]
     for entry in _decoder_layer(geometry, _Place("", "", 0, 0, HUGGING_FACE), 2 * hidden, 0):

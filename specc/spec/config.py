@@ -171,14 +171,11 @@ class EagleConfig(Section):
     attention_bias: bool = False
     mlp_bias: bool = False
 
-    def geometry(
-        self, target_hidden_size: int, vocab_size: int, num_aux_layers: int, feature_size: int
-    ) -> EagleGeometry:
+    def geometry(self, target_hidden_size: int, vocab_size: int, feature_sizes: tuple[int, ...]) -> EagleGeometry:
         """The head's geometry on a target of these sizes."""
         return EagleGeometry(
             target_hidden_size=target_hidden_size,
-            feature_size=feature_size,
-            num_aux_layers=num_aux_layers,
+            feature_sizes=feature_sizes,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
             num_attention_heads=self.num_attention_heads,

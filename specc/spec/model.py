@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from specc.models.bigram import BigramGeometry
-from specc.models.geometry import EagleGeometry, Geometry
+from specc.models.geometry import AuxFeature, EagleGeometry, Geometry
 from specc.spec.base import FolderPath, Section
 from specc.spec.config import BigramConfig, EagleConfig, ModelConfig, TransformerConfig
 from specc.spec.names import Family
@@ -21,6 +21,20 @@ Token = Annotated[int, Field(ge=0, lt=1 << 24)]
 Rank = Annotated[int, Field(ge=0, lt=1024)]
 LogProb = Annotated[float, Field(ge=-1e6, le=0)]
 RankPath = Annotated[tuple[Rank, ...], Field(min_length=1, max_length=256)]
+FeatureKind = Literal["output", "input", "readout"]
+
+
+def _word_or_list(value: object) -> str:
+    return "<list>" if isinstance(value, list | tuple) else "<word>"
+
+
+FeatureKinds = Annotated[
+    Annotated[FeatureKind, Tag("<word>")]
+    | Annotated[tuple[FeatureKind, ...], Field(min_length=1, max_length=8), Tag("<list>")],
+    Discriminator(_word_or_list),
+]
+"""A kind for all layers, or one per layer. The value decides which of the two is read, so that an error names what was
+meant; tags in angle brackets are no part of a place in the spec (`specc.spec.structure.build`)."""
 
 
 class Target(Section):
@@ -78,10 +92,10 @@ class Draft(Section):
     aux_hidden_state_layer_ids: tuple[Annotated[int, Field(ge=0, lt=4096)], ...] = Field(
         default=(), max_length=8, description="eagle3: target layers whose hidden states feed the head"
     )
-    aux_hidden_state_of: Literal["output", "input", "readout"] | None = Field(
+    aux_hidden_state_of: FeatureKinds | None = Field(
         default=None,
         description="eagle3: the output or the input of those layers (projects differ by one), or, of recurrent "
-        "layers, what they read out of their state",
+        "layers, what they read out of their state; a list has one of them per layer",
     )
     window: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
         default=0, description="context window of the drafter in tokens, 0: all"
@@ -91,6 +105,13 @@ class Draft(Section):
     )
     ngram: Ngram | None = Field(default=None, description="prompt_lookup: n-gram lengths to match")
     prune: Prune | None = Field(default=None, description="drop improbable nodes; shapes stay static")
+
+    @property
+    def aux_features(self) -> tuple[AuxFeature, ...]:
+        """What feeds an EAGLE-3 head, in order; one word of `aux_hidden_state_of` holds for all layers."""
+        ids, of = self.aux_hidden_state_layer_ids, self.aux_hidden_state_of or "output"
+        kinds = (of,) * len(ids) if isinstance(of, str) else of
+        return tuple(AuxFeature(layer, kind) for layer, kind in zip(ids, kinds, strict=True))
 
 
 class Verify(Section):
@@ -250,8 +271,7 @@ class Spec(Section):
         return self.draft.config.geometry(
             self.target.config.hidden_size,
             self.target.config.vocab_size,
-            len(self.draft.aux_hidden_state_layer_ids),
-            self.target.geometry.feature_size(self.draft.aux_hidden_state_of or "output"),
+            tuple(self.target.geometry.feature_size(feature.of) for feature in self.draft.aux_features),
         )
 
 

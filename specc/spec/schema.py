@@ -64,6 +64,7 @@ def json_schema() -> JsonObject:
     ]
     target["anyOf"] = [{"required": ["config"]}, {"required": ["checkpoint"]}]
     draft["properties"]["config"] = {"type": "object"}
+    _say_any(draft["properties"]["aux_hidden_state_of"])
     draft["required"] = ["method"]
     draft["allOf"] = list(_draft_rules(draft["properties"]))
     definitions["Accept"]["allOf"] = list(_accept_rules())
@@ -130,6 +131,11 @@ def _when(key: str, value: str, properties: JsonObject) -> JsonObject:
     """`if` the key is written with this value, `then` these properties."""
     condition = {"properties": {key: {"const": value}}, "required": [key]}
     return {"if": condition, "then": {"properties": properties}}
+
+
+def _say_any(value: JsonObject) -> None:
+    """`oneOf` of a nullable union as alternatives beside null."""
+    value["anyOf"] = [option for part in value["anyOf"] for option in part.get("oneOf", [part])]
 
 
 def _reference(name: str) -> JsonObject:

@@ -59,7 +59,7 @@ def build(
     except ValidationError as problem:
         findings = []
         for item in problem.errors(include_url=False):
-            where = (*path, *(part for part in item["loc"] if isinstance(part, str | int)))
+            where = (*path, *(part for part in item["loc"] if not str(part).startswith("<")))
             if not any(where[: len(known)] == known for known in broken):
                 findings.append(_diagnostic(item, where, model, source, elsewhere or {}))
         return None, findings

@@ -142,7 +142,7 @@ def with_head() -> tuple[Any, Any]:
 def _head_folder(spec: Any, folder: Path, layer: str, offsets: torch.Tensor) -> dict[str, Any]:
     head = spec.eagle_geometry
     table = eagle3_weight_table(
-        spec.target.geometry, draft_vocab_size=head.draft_vocab_size, num_aux_layers=head.num_aux_layers
+        spec.target.geometry, draft_vocab_size=head.draft_vocab_size, features=head.features_width
     )
     weights = dict(random_weights(table, spec.target.geometry, 3, torch.float64, include_optional=True))
     weights["d2t"] = offsets

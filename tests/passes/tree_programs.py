@@ -18,7 +18,7 @@ from specc.lower.prefill import lower_prefill
 from specc.lower.transformer import ModelInfo
 from specc.lower.verify import lower_verify
 from specc.manager import Pipeline, PipelineResult
-from specc.models.geometry import transformer_geometry
+from specc.models.geometry import AuxFeature, transformer_geometry
 from specc.models.random_weights import random_weights
 from specc.models.weights import weight_table
 from specc.passes.fuse_projections import FuseProjections
@@ -101,8 +101,7 @@ def naive_program(small: Small) -> DecodeProgram:
         capacity=capacity,
         max_sequence_length=LONGEST,
         dtype=dtype,
-        aux_layers=tuple(range(small.layers)) if small.features else (),
-        aux_of="input" if small.features == "input" else "output",
+        aux=tuple(AuxFeature(layer, small.features) for layer in range(small.layers)) if small.features else (),
     )
     graphs = {"verify": lower_verify(ctx), "prefill": lower_prefill(ctx, AcceptConfig(), DraftConfig())}
     ranges = value_ranges(VOCABULARY, small.nodes, LONGEST, small.max_path)

@@ -53,7 +53,7 @@ TOKENIZER = {
 }
 
 
-def write_spec(path: Path, family: str, of: str, **draft: Any) -> LoadedSpec:
+def write_spec(path: Path, family: str, of: str | list[str], **draft: Any) -> LoadedSpec:
     """A spec file with a dynamic tree."""
     config = {"draft_vocab_size": 24}
     if family != "llama":

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from specc.lower.drafts.state import head_weight_table
 from specc.models.checkpoint import checkpoint_headers, load_checkpoint
 from specc.models.families import checkpoint_geometry
+from specc.models.geometry import AuxFeature
 from specc.models.weights import weight_table
 from specc.train.draft import export
 from specc.train.draft.batches import MULTIPLE, Plan, Text, first_repeat, make_batch, split, usable
@@ -121,12 +122,15 @@ def test_chain_lengths_are_runs_of_hits_behind_a_root(steps: int, batch: int, ro
     assert chain_lengths(hits, counted) == (roots, accepted)
 
 
-@pytest.fixture(scope="module", params=["llama-output", "gated_deltanet-readout", "gated_deltanet-output"])
+MIXED = "gated_deltanet-readout+output"
+
+
+@pytest.fixture(scope="module", params=["llama-output", "gated_deltanet-readout", "gated_deltanet-output", MIXED])
 def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     """Loaded spec, model folder and frozen target."""
     family, of = request.param.split("-")
     folder = tmp_path_factory.mktemp(request.param)
-    loaded = write_spec(folder / "spec.yaml", family, of)
+    loaded = write_spec(folder / "spec.yaml", family, of.split("+") if "+" in of else of)
     model = write_model(folder / "model", loaded)
     return loaded, model, load_target(model, "cpu", torch.float32)
 
@@ -146,9 +150,9 @@ def test_the_law_is_the_targets_within_the_draft_vocabulary(stand) -> None:  # t
     draft = loaded.spec.draft
     batch = make_batch(texts_of([(2, 5), (3, 9)]))
     batch = type(batch)(batch.ids % 48, batch.rows)
-    teacher = Teacher(target, draft.aux_hidden_state_layer_ids, draft.aux_hidden_state_of, ids, 1 << 20)
+    teacher = Teacher(target, draft.aux_features, ids, 1 << 20)
     lesson = teacher.lesson(batch, 7)
-    _, hidden = target.states(batch.ids, (0,), "output")
+    _, hidden = target.states(batch.ids, [])
     for number, row in enumerate(batch.rows.tolist()):
         text, place = divmod(row, batch.ids.shape[1] - 1)
         whole = target.logits(hidden[text, place + 1]).softmax(-1)
@@ -177,12 +181,11 @@ def test_a_head_begins_as_the_targets_last_layer(stand) -> None:  # type: ignore
             assert 0 < getattr(attention, name).weight[:, :32].abs().max() < 0.2
         assert torch.equal(attention.o_proj.weight, weights["o_proj"][-1])
     texts = [torch.randint(48, (4, 30), generator=torch.Generator().manual_seed(5)) for _ in range(3)]
-    layers, of = draft.aux_hidden_state_layer_ids, draft.aux_hidden_state_of
-    initialise_fc(head, target, texts, layers, of, 1)
-    features, _ = target.states(texts[0], layers, of)
-    before, _ = target.states(texts[0], (1,), "input")
+    initialise_fc(head, target, texts, draft.aux_features, 1)
+    features, _ = target.states(texts[0], draft.aux_features)
+    before, _ = target.states(texts[0], [AuxFeature(1, "input")])
     projected = head.project(features).detach()
-    if of == "readout":
+    if "readout" in [feature.of for feature in draft.aux_features]:
         error = (projected - before).square().mean() / before.square().mean()
         # The readout of layer 0 is most of what enters layer 1, but for the embedding.
         assert 0.0 < float(error) < 0.9

@@ -39,8 +39,7 @@ EAGLE: dict[str, Any] = {
 def geometry(**changes: Any) -> EagleGeometry:
     sizes: dict[str, Any] = {
         "target_hidden_size": 16,
-        "feature_size": 12,
-        "num_aux_layers": 2,
+        "feature_sizes": (12, 12),
         "hidden_size": 16,
         "intermediate_size": 24,
         "num_attention_heads": 4,
@@ -158,8 +157,8 @@ DELTA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("of", ["readout", "output", "input"])
-def test_a_head_on_a_recurrent_target_sees_the_features_of_the_compiled_program(of: str) -> None:
+@pytest.mark.parametrize("of", ["readout", "output", "input", ["readout", "output"], ["input", "readout"]])
+def test_a_head_on_a_recurrent_target_sees_the_features_of_the_compiled_program(of: str | list[str]) -> None:
     """The frozen target in float32 gives the features, the program is float64: errors are those of float32."""
     config = {"draft_vocab_size": 17, "num_attention_heads": 2, "head_dim": 8}
     draft = EAGLE | {"config": config, "aux_hidden_state_layer_ids": [0, 2], "aux_hidden_state_of": of}
@@ -181,7 +180,7 @@ def test_a_head_on_a_recurrent_target_sees_the_features_of_the_compiled_program(
         for row, text in enumerate(texts):
             chain = drafted["tokens"][row].tolist()
             ids = torch.tensor([text + chain[1:]])
-            features, _ = target.states(ids, (0, 2), of)
+            features, _ = target.states(ids, spec.draft.aux_features)
             for step, out in enumerate(unroll(head, features.double(), ids, len(chain) - 1)):
                 law = head.logits(out[0, len(text) - 2 + step]).log_softmax(-1)
                 best = int((head.target_ids == chain[step + 1]).nonzero())

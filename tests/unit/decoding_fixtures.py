@@ -69,7 +69,7 @@ def head_weights(spec: Spec, seed: int = 3) -> Tensors:
     head = spec.eagle_geometry
     assert head is not None
     table = eagle3_weight_table(
-        spec.target.geometry, draft_vocab_size=head.draft_vocab_size, num_aux_layers=head.num_aux_layers
+        spec.target.geometry, draft_vocab_size=head.draft_vocab_size, features=head.features_width
     )
     optional = head.draft_vocab_size != head.vocab_size
     return dict(random_weights(table, spec.target.geometry, seed, torch.float64, include_optional=optional))

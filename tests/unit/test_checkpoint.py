@@ -86,7 +86,7 @@ def test_the_tables_hold_the_names_of_the_public_layouts() -> None:
 
 
 def test_the_eagle3_table_reads_embedding_and_feature_side_by_side() -> None:
-    table = eagle3_weight_table(GEOMETRY, draft_vocab_size=12, target_vocab_size=31, feature_size=20)
+    table = eagle3_weight_table(GEOMETRY, draft_vocab_size=12, target_vocab_size=31, features=60)
     shapes = {entry.checkpoint_name: entry.shape for entry in table}
     assert shapes["fc.weight"] == (16, 60)
     assert shapes["midlayer.self_attn.q_proj.weight"] == (16, 32)

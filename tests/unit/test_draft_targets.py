@@ -18,7 +18,7 @@ from specc.diagnostics import DiagnosticError
 from specc.driver import compile_spec
 from specc.models.checkpoint import save_checkpoint, stored_tensors
 from specc.models.families import hugging_face_config
-from specc.models.geometry import Geometry, gated_deltanet_geometry, transformer_geometry
+from specc.models.geometry import AuxFeature, Geometry, gated_deltanet_geometry, transformer_geometry
 from specc.models.random_weights import random_weights
 from specc.models.weights import weight_table
 from specc.runtime.module import import_source
@@ -99,8 +99,8 @@ def test_llama_equals_transformers(name: str) -> None:
     with torch.no_grad():
         expected = hf.hf_model(geometry, weights, torch.float32)(ids, output_hidden_states=True)
     hidden = expected.hidden_states
-    outputs, final = target.states(ids, [0], "output")
-    inputs, _ = target.states(ids, [1, 0], "input")
+    outputs, final = target.states(ids, [AuxFeature(0, "output")])
+    inputs, _ = target.states(ids, [AuxFeature(1, "input"), AuxFeature(0, "input")])
     torch.testing.assert_close(outputs, hidden[1], rtol=0, atol=2e-6)
     torch.testing.assert_close(inputs, torch.cat([hidden[1], hidden[0]], -1), rtol=0, atol=2e-6)
     torch.testing.assert_close(final, hidden[-1], rtol=0, atol=3e-5)
@@ -119,12 +119,14 @@ def test_gated_delta_equals_the_training_model() -> None:
     with torch.no_grad():
         logits = model(ids)
     target = target_of("delta")
-    readouts, final = target.states(ids, [1, 0], "readout")
+    readouts, final = target.states(ids, [AuxFeature(1, "readout"), AuxFeature(0, "readout")])
     torch.testing.assert_close(readouts, torch.cat(seen[::-1], -1), rtol=0, atol=2e-6)
     torch.testing.assert_close(target.logits(final), logits, rtol=0, atol=2e-5)
-    outputs, _ = target.states(ids, [0], "output")
-    inputs, _ = target.states(ids, [1], "input")
+    outputs, _ = target.states(ids, [AuxFeature(0, "output")])
+    inputs, _ = target.states(ids, [AuxFeature(1, "input")])
     assert torch.equal(outputs, inputs)
+    mixed, _ = target.states(ids, [AuxFeature(1, "readout"), AuxFeature(0, "output"), AuxFeature(0, "readout")])
+    assert torch.equal(mixed, torch.cat([seen[1], outputs, seen[0]], -1))
 
 
 @settings(max_examples=12)
@@ -138,7 +140,7 @@ def test_gated_delta_equals_the_training_model() -> None:
 def test_decoding_equals_the_whole_text(name: str, lengths: list[int], padding: int, steps: int, seed: int) -> None:
     target, count = target_of(name), len(lengths)
     ids = ids_of(count, max(lengths) + padding + steps, seed)
-    whole = target.logits(target.states(ids, [], "output")[1])
+    whole = target.logits(target.states(ids, [])[1])
     decoding = target.open(4, 40)
     decoding.prefill(ids_of(4, 9, seed + 1), torch.tensor([9, 2, 5, 9]))  # texts of before leave nothing behind
     rows, at, every = torch.tensor([2, 0, 3][:count]), torch.tensor(lengths), torch.arange(count)
@@ -203,7 +205,7 @@ def test_half_precision_logits_are_not_rounded() -> None:
 @pytest.mark.parametrize(("name", "of"), [("tied", "readout"), ("delta", "state")])
 def test_features_that_a_model_does_not_have_are_refused(name: str, of: str) -> None:
     with pytest.raises(ValueError, match=of):
-        target_of(name).states(ids_of(1, 4), [0], of)
+        target_of(name).states(ids_of(1, 4), [AuxFeature(0, of)])
 
 
 def test_folders_are_loaded_and_told_apart(tmp_path: Path) -> None:
@@ -213,7 +215,8 @@ def test_folders_are_loaded_and_told_apart(tmp_path: Path) -> None:
         save_checkpoint(folder, weights, weight_table(geometry), hugging_face_config(geometry), num_shards=2)
         ids = ids_of(1, 12)
         loaded, built = load_target(folder, "cpu", torch.float32), target_of(name)
-        assert torch.equal(loaded.states(ids, [0], "output")[0], built.states(ids, [0], "output")[0])
+        shown = [AuxFeature(0, "output")]
+        assert torch.equal(loaded.states(ids, shown)[0], built.states(ids, shown)[0])
         assert (loaded.vocab_size, loaded.hidden_size, loaded.num_layers) == (97, geometry.hidden_size, 2)
         prints.add(target_fingerprint(folder))
         changed = dict(weights) | {"norm": weights["norm"] * 2}
@@ -237,5 +240,5 @@ def test_steps_that_read_only_some_columns_write_the_same_texts() -> None:
     assert generator.decoding.attended_sizes == (128, 176)
     for number, new in generator.run(prompts).items():
         text = torch.tensor([prompts[number] + new])
-        logits = target.logits(target.states(text, [], "output")[1])[0]
+        logits = target.logits(target.states(text, [])[1])[0]
         assert new == logits[len(prompts[number]) - 1 : -1].argmax(-1).tolist()

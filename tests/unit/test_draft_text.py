@@ -165,7 +165,7 @@ def test_texts_are_greedy_and_end_as_texts_end(made: Made, tmp_path: Path) -> No
     assert [shard["texts"] for shard in index.shards] == [4, 4, 3]
     assert sum(shard["tokens"] for shard in index.shards) == sum(len(ids) for ids, _ in rows)
     for ids, length in rows:
-        logits = made.target.logits(made.target.states(torch.tensor([ids]), [], "output")[1])[0]
+        logits = made.target.logits(made.target.states(torch.tensor([ids]), [])[1])[0]
         assert ids[length:] == logits[length - 1 : -1].argmax(-1).tolist()
         assert STOP_TOKEN not in ids[length:-1]
         assert len(ids) - length == 12 or ids[-1] == STOP_TOKEN

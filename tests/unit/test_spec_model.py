@@ -155,7 +155,7 @@ def test_eagle_head_takes_the_targets_sizes() -> None:
     geometry = spec.eagle_geometry
     assert geometry is not None
     assert (geometry.hidden_size, geometry.num_attention_heads, geometry.head_dim) == (64, 4, 16)
-    assert (geometry.draft_vocab_size, geometry.vocab_size, geometry.num_aux_layers) == (100, 256, 2)
+    assert (geometry.draft_vocab_size, geometry.vocab_size, geometry.feature_sizes) == (100, 256, (64, 64))
     default = draft("method: eagle3").eagle_geometry
     assert default is not None
     assert default.draft_vocab_size == 256

@@ -20,6 +20,7 @@ HYBRID = (
     "specc: 1\nname: demo\ntarget: {family: qwen3_next, config: {num_hidden_layers: 4, hidden_size: 64, "
     "num_attention_heads: 4, intermediate_size: 64, vocab_size: 256}}\n"
 )
+MIXED = "draft: {method: eagle3, aux_hidden_state_layer_ids: [3, 2], aux_hidden_state_of: KINDS}\n"
 READOUT = "draft: {method: eagle3, aux_hidden_state_layer_ids: LAYERS, aux_hidden_state_of: readout}\n"
 
 
@@ -77,6 +78,14 @@ def codes(text: str) -> list[str]:
          EAGLE + "aux_hidden_state_of: output}\n", "SPC123"),
         (EAGLE + "aux_hidden_state_layer_ids: [1], aux_hidden_state_of: output}\n",
          EAGLE + "aux_hidden_state_layer_ids: [1], aux_hidden_state_of: readout}\n", "SPC129"),
+        (EAGLE + "aux_hidden_state_layer_ids: [0, 1], aux_hidden_state_of: [input, output]}\n",
+         EAGLE + "aux_hidden_state_layer_ids: [0, 1], aux_hidden_state_of: [input]}\n", "SPC138"),
+        (EAGLE + "aux_hidden_state_layer_ids: [0], aux_hidden_state_of: [input]}\n",
+         EAGLE + "aux_hidden_state_layer_ids: [0], aux_hidden_state_of: [input, output]}\n", "SPC138"),
+        (EAGLE + "aux_hidden_state_layer_ids: [1, 1], aux_hidden_state_of: [input, output]}\n",
+         EAGLE + "aux_hidden_state_layer_ids: [1, 1], aux_hidden_state_of: [input, input]}\n", "SPC122"),
+        (HYBRID + MIXED.replace("KINDS", "[output, readout]"), HYBRID + MIXED.replace("KINDS", "[readout, output]"),
+         "SPC129"),
         (HYBRID + READOUT.replace("LAYERS", "[0, 2]"), HYBRID + READOUT.replace("LAYERS", "[0, 3]"), "SPC129"),
         (SPEC_START + "accept: {stop_tokens: [255]}\n", SPEC_START + "accept: {stop_tokens: [256]}\n", "SPC135"),
         (MODEL + "runtime: {max_sequence_length: 123}\n",

@@ -52,8 +52,7 @@ def head_weight_table(eagle: EagleGeometry) -> tuple[WeightEntry, ...]:
         head_geometry(eagle),
         draft_vocab_size=eagle.draft_vocab_size,
         target_vocab_size=eagle.vocab_size,
-        feature_size=eagle.feature_size,
-        num_aux_layers=eagle.num_aux_layers,
+        features=eagle.features_width,
     )
 
 
@@ -111,9 +110,8 @@ def draft_slots(draft: DraftConfig, capacity: int, max_path: int, dtype: torch.d
         add("recent_tokens", (max_path,), torch.int64, "newest tokens without drafter rows; the root is the last")
         add("recent_count", (), torch.int64, "how many of recent_tokens count")
     if draft.eagle is not None:
-        width = draft.eagle.num_aux_layers * draft.eagle.feature_size
         doc = "the target's features at the position before each recent token"
-        add("recent_features", (max_path, width), dtype, doc)
+        add("recent_features", (max_path, draft.eagle.features_width), dtype, doc)
     return found
 
 

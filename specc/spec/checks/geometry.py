@@ -169,7 +169,7 @@ def stop_tokens(view: View) -> Iterator[Diagnostic]:
 
 
 def aux_layers(view: View) -> Iterator[Diagnostic]:
-    """EAGLE-3 features: existing layers, each once, and of what is said (SPC122, SPC123, SPC129)."""
+    """EAGLE-3 features: existing layers, each once, and of what is said (SPC122, SPC123, SPC129, SPC138)."""
     draft = view.draft
     if draft is None or draft.method != "eagle3":
         return
@@ -184,10 +184,20 @@ def aux_layers(view: View) -> Iterator[Diagnostic]:
             label="ambiguous alone",
             help="projects number these layers differently by one: say `input` or `output` of which layers",
         )  # fmt: skip
+    elif isinstance(of, tuple) and len(of) != len(ids):
+        yield view.error(
+            "SPC138",
+            f"{len(of)} {'kinds' if len(of) > 1 else 'kind'} of features for {len(ids)} layers",
+            "draft", "aux_hidden_state_of",
+            label=f"must have {len(ids)}",
+            help="give `output`, `input` or `readout` of each layer in `draft.aux_hidden_state_layer_ids`, or one word "
+            "for all of them",
+        )  # fmt: skip
+        return
     if view.target is None or view.target.config is None:
         return
-    if of == "readout":
-        yield from _readouts(view, ids, view.target.config)
+    kinds = (of,) * len(ids) if not isinstance(of, tuple) else of
+    yield from _readouts(view, ids, kinds, view.target.config)
     layers = view.target.config.num_hidden_layers
     for index, layer in enumerate(ids):
         if layer >= layers:
@@ -197,30 +207,33 @@ def aux_layers(view: View) -> Iterator[Diagnostic]:
                 "draft", "aux_hidden_state_layer_ids", index,
                 label=f"layers are 0 to {layers - 1}",
             )  # fmt: skip
-        elif layer in ids[:index]:
+        elif (layer, kinds[index]) in tuple(zip(ids, kinds, strict=True))[:index]:
             yield view.error(
                 "SPC122",
-                f"layer {layer} is listed twice",
+                f"layer {layer} is listed twice" + (f" with its {kinds[index]}" if isinstance(of, tuple) else ""),
                 "draft", "aux_hidden_state_layer_ids", index,
                 label="again here",
             )  # fmt: skip
 
 
-def _readouts(view: View, ids: tuple[int, ...], config: ModelConfig) -> Iterator[Diagnostic]:
+def _readouts(
+    view: View, ids: tuple[int, ...], kinds: tuple[str | None, ...], config: ModelConfig
+) -> Iterator[Diagnostic]:
     """Only recurrent layers have a state to read (SPC129)."""
-    if isinstance(config, TransformerConfig):
+    if isinstance(config, TransformerConfig) and "readout" in kinds:
+        listed = view.draft is not None and isinstance(view.draft.aux_hidden_state_of, tuple)
         yield view.error(
             "SPC129",
             "the target has no recurrent layers: nothing is read out of a state",
-            "draft", "aux_hidden_state_of",
+            "draft", "aux_hidden_state_of", *((kinds.index("readout"),) if listed else ()),
             label="only of recurrent layers",
             help="write `output` or `input`: the hidden state after or before a layer",
         )  # fmt: skip
     if not isinstance(config, Qwen3NextConfig):
         return
     recurrent = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
-    for index, layer in enumerate(ids):
-        if layer < len(config.layer_types) and layer not in recurrent:
+    for index, (layer, kind) in enumerate(zip(ids, kinds, strict=True)):
+        if kind == "readout" and layer < len(config.layer_types) and layer not in recurrent:
             nearest = sorted(recurrent, key=lambda other: (abs(other - layer), other))[:1]
             yield view.error(
                 "SPC129",

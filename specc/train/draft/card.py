@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 CARD = """\
@@ -12,7 +12,7 @@ An EAGLE-3 draft head for `{target}`, trained by `specc train draft`. It propose
 it is of no use without that target (fingerprint {fingerprint}), whose embeddings it reads.
 
 Layout: the tensor names of public EAGLE-3 heads (`fc`, `midlayer`, `norm`, `lm_head`, `d2t`, `t2d`), {parameters:,}
-parameters in bfloat16. Features: `{of}` of the target's layers {layers}. Draft vocabulary: {draft_vocab:,} of the
+parameters in bfloat16. Features: {features}. Draft vocabulary: {draft_vocab:,} of the
 target's tokens, by frequency in the target's own output; it covers {covers:.1%} of what the target emitted on held-out
 prompts.
 
@@ -58,8 +58,7 @@ def card_text(title: str, result: Mapping[str, Any]) -> str:
         target=result["target"]["name"],
         fingerprint=result["target"]["fingerprint"],
         parameters=result["parameters"],
-        of=draft["aux_hidden_state_of"],
-        layers=", ".join(map(str, draft["aux_hidden_state_layer_ids"])),
+        features=features_text(draft["aux_hidden_state_layer_ids"], draft["aux_hidden_state_of"]),
         draft_vocab=config["draft_vocab_size"],
         covers=text["vocabulary_covers_held_out"],
         rows=held_out["rows"],
@@ -92,6 +91,14 @@ def card_text(title: str, result: Mapping[str, Any]) -> str:
         counts=_listed(text["counts"]),
         dropped=_dropped(text["dropped"]),
     )
+
+
+def features_text(layers: Sequence[int], of: str | Sequence[str]) -> str:
+    """What the head is fed with."""
+    if isinstance(of, str):
+        return f"`{of}` of the target's layers {', '.join(map(str, layers))}"
+    parts = [f"`{kind}` of layer {layer}" for layer, kind in zip(layers, of, strict=True)]
+    return "of the target, " + ", ".join(parts)
 
 
 def loops_text(tokens: int | None) -> str:

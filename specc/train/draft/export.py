@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ MAX_SHARD_BYTES = 15_000_000
 HEADER_ROOM = 16_384
 
 
-def head_config(geometry: EagleGeometry, layers: tuple[int, ...], of: str) -> dict[str, Any]:
+def head_config(geometry: EagleGeometry, layers: Sequence[int], of: str | Sequence[str]) -> dict[str, Any]:
     """config.json, by the keys of public heads; `aux_hidden_state_of` is this project's."""
     g = geometry
     config: dict[str, Any] = {
@@ -47,7 +47,7 @@ def head_config(geometry: EagleGeometry, layers: tuple[int, ...], of: str) -> di
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "aux_hidden_state_layer_ids": list(layers),
-        "aux_hidden_state_of": of,
+        "aux_hidden_state_of": of if isinstance(of, str) else list(of),
     }
     return config | scaling_config(geometry.rope_scaling)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specc.models.geometry import DeltaGeometry, Geometry
+from specc.models.geometry import AuxFeature, DeltaGeometry, Geometry
 from specc.train.chunk import chunk_gated_delta_rule, l2_norm
 from specc.train.draft.llama import Weights, of_layer, one, rms_norm, wide_logits
 
@@ -96,18 +96,21 @@ class GatedDeltaTarget:
         self.layers = [_layer(weights, layer, self.delta, dtype) for layer in range(self.num_layers)]
 
     @torch.no_grad()
-    def states(self, ids: Tensor, layers: Sequence[int], of: str) -> tuple[Tensor, Tensor]:
+    def states(self, ids: Tensor, shown: Sequence[AuxFeature]) -> tuple[Tensor, Tensor]:
         """Features and final hidden states. ValueError for a feature that the model does not have."""
-        if of not in ("output", "input", "readout"):
-            raise ValueError(f"recurrent layers have no `{of}`: output, input and readout are what they can show")
-        shown: dict[int, Tensor] = {}
+        for feature in shown:
+            if feature.of not in ("output", "input", "readout"):
+                known = "output, input and readout are what they can show"
+                raise ValueError(f"recurrent layers have no `{feature.of}`: {known}")
+        seen: dict[AuxFeature, Tensor] = {}
 
         def look(layer: int, before: Tensor, readout: Tensor, after: Tensor) -> None:
-            if layer in layers:
-                shown[layer] = {"input": before, "readout": readout, "output": after}[of]
+            for kind, value in (("input", before), ("readout", readout), ("output", after)):
+                if AuxFeature(layer, kind) in shown:
+                    seen[AuxFeature(layer, kind)] = value
 
         hidden = self.forward(ids, _convolved, _chunked, look)
-        features = torch.cat([shown[layer] for layer in layers], -1) if layers else hidden.new_empty(*ids.shape, 0)
+        features = torch.cat([seen[one] for one in shown], -1) if shown else hidden.new_empty(*ids.shape, 0)
         return features, self.normed(hidden)
 
     def forward(

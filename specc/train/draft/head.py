@@ -98,7 +98,7 @@ class EagleHead(nn.Module):
         if embedding.shape != (g.vocab_size, g.hidden_size):
             raise ValueError(f"embeddings {tuple(embedding.shape)} do not fit a head of width {g.hidden_size}")
         self.geometry = geometry
-        self.fc = nn.Linear(g.num_aux_layers * g.feature_size, g.hidden_size, bias=False)
+        self.fc = nn.Linear(g.features_width, g.hidden_size, bias=False)
         self.midlayer = MidLayer(g)
         self.norm = Norm(g.hidden_size, g.rms_norm_eps)
         self.lm_head = nn.Linear(g.hidden_size, g.draft_vocab_size, bias=False)

@@ -1,7 +1,7 @@
 """The head before training: what of the target can stand in its place.
 
-- fc: where aux features are hidden states, the identity on the last of them. Where they are readouts of recurrent
-  layers, the ridge regression from the features to the hidden state that enters the target's last layer.
+- fc: where all aux features are hidden states, the identity on the last of them. Where readouts of recurrent layers
+  are among them, the ridge regression from the features to the hidden state that enters the target's last layer.
 - The decoder layer: the target's last layer where shapes agree. q, k and v read [embedding, feature]: the feature half
   is the target's, the embedding half small noise. A last layer without attention gives its norms and its MLP; the
   attention is then small noise.
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from specc.models.geometry import Geometry
+from specc.models.geometry import AuxFeature, Geometry
 from specc.train.draft.head import EagleHead
 from specc.train.draft.teacher import Target
 from specc.train.draft.vocabulary import vocabulary_tables
@@ -82,19 +82,19 @@ def _taken(name: str, parameter: nn.Parameter, source: Tensor, geometry: Geometr
 
 @torch.no_grad()
 def initialise_fc(
-    head: EagleHead, target: Target, texts: Sequence[Tensor], layers: Sequence[int], of: str, last_layer: int
+    head: EagleHead, target: Target, texts: Sequence[Tensor], shown: Sequence[AuxFeature], last_layer: int
 ) -> str:
     """Set fc; `texts` are batches of ids [B,T] that a regression is fitted on. Returns what was done."""
     weight = head.fc.weight
-    width = weight.shape[1] // len(layers)
-    if of != "readout" and width == weight.shape[0]:
+    if all(feature.of != "readout" for feature in shown):
+        width = weight.shape[0]  # a trained head is as wide as the target's hidden states
         weight.zero_()
         weight[:, -width:].copy_(torch.eye(width))
         return "identity on the last aux layer"
     gram, moment = weight.new_zeros(weight.shape[1], weight.shape[1]), weight.new_zeros(weight.shape[1], len(weight))
     for ids in texts:
-        features, _ = target.states(ids, layers, of)
-        wanted, _ = target.states(ids, [last_layer], "input")
+        features, _ = target.states(ids, shown)
+        wanted, _ = target.states(ids, [AuxFeature(last_layer, "input")])
         x, y = (part.flatten(0, 1).to(weight.dtype) for part in (features, wanted))
         gram += x.T @ x
         moment += x.T @ y

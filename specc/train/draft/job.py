@@ -211,7 +211,7 @@ def _head(
 ) -> tuple[EagleHead, Teacher, dict[str, Any]]:
     """The head as the target gives it, its teacher, and where its tensors come from."""
     draft = job.loaded.spec.draft
-    layers, of = draft.aux_hidden_state_layer_ids, draft.aux_hidden_state_of or "output"
+    shown = draft.aux_features
     geometry = checkpoint_geometry(job.model)
     head = EagleHead(eagle, target.embedding.cpu().float())
     weights = load_checkpoint(job.model, weight_table(geometry), geometry, torch.float32)
@@ -222,11 +222,11 @@ def _head(
         texts = [material.train[i] for i in group]
         shortest = min(len(text.ids) for text in texts)
         fit.append(make_batch(texts).ids[:, :shortest].to(world.device))
-    fc = initialise_fc(head, target, fit, layers, of, geometry.num_hidden_layers - 1)
+    fc = initialise_fc(head, target, fit, shown, geometry.num_hidden_layers - 1)
     room = KEPT_ON_CPU
     if world.device.type == "cuda":
         room = int(KEPT_SHARE * torch.cuda.mem_get_info(world.device)[0])
-    teacher = Teacher(target, layers, of, material.draft_ids.to(world.device), room)
+    teacher = Teacher(target, shown, material.draft_ids.to(world.device), room)
     return head, teacher, {"from_target": taken, "fc": fc}
 
 
@@ -242,6 +242,7 @@ def _head_options(draft: Any) -> dict[str, Any]:
     """The part of a spec's draft section that the head's weights depend on."""
     config = None if draft.config is None else draft.config.model_dump(mode="json")
     of = draft.aux_hidden_state_of
+    of = list(of) if isinstance(of, tuple) else of
     return {"aux_hidden_state_layer_ids": list(draft.aux_hidden_state_layer_ids), "aux_hidden_state_of": of,
             "config": config}  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specc.models.geometry import Geometry, RopeScaling
+from specc.models.geometry import AuxFeature, Geometry, RopeScaling
 
 ATTENDED_STEP = 128
 """Columns of context that a step reads are a multiple of this, or the whole cache."""
@@ -147,18 +147,20 @@ class LlamaTarget:
         return self._tables
 
     @torch.no_grad()
-    def states(self, ids: Tensor, layers: Sequence[int], of: str) -> tuple[Tensor, Tensor]:
+    def states(self, ids: Tensor, shown: Sequence[AuxFeature]) -> tuple[Tensor, Tensor]:
         """Features and final hidden states. ValueError for a feature that the model does not have."""
-        if of not in ("output", "input"):
-            raise ValueError(f"attention layers have no `{of}`: output and input are what they can show")
-        shown: dict[int, Tensor] = {}
+        for feature in shown:
+            if feature.of not in ("output", "input"):
+                raise ValueError(f"attention layers have no `{feature.of}`: output and input are what they can show")
+        seen: dict[AuxFeature, Tensor] = {}
 
         def look(layer: int, before: Tensor, after: Tensor) -> None:
-            if layer in layers:
-                shown[layer] = (after if of == "output" else before).unflatten(0, ids.shape)
+            for kind, value in (("input", before), ("output", after)):
+                if AuxFeature(layer, kind) in shown:
+                    seen[AuxFeature(layer, kind)] = value.unflatten(0, ids.shape)
 
         hidden = self.forward(ids, lambda layer, k, v: None, look)
-        features = torch.cat([shown[layer] for layer in layers], -1) if layers else hidden.new_empty(*ids.shape, 0)
+        features = torch.cat([seen[one] for one in shown], -1) if shown else hidden.new_empty(*ids.shape, 0)
         return features, self.normed(hidden).unflatten(0, ids.shape)
 
     @sdpa_kernel(BACKENDS)

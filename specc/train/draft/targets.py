@@ -13,6 +13,7 @@ from torch import Tensor
 from specc.diagnostics import DiagnosticError, error
 from specc.models.checkpoint import checkpoint_headers, load_checkpoint
 from specc.models.families import checkpoint_geometry
+from specc.models.geometry import AuxFeature
 from specc.models.weights import weight_table
 from specc.train.draft.gated_delta_decode import GatedDeltaTarget
 from specc.train.draft.llama import LlamaTarget
@@ -43,7 +44,7 @@ class Decoding(Protocol):
 
 
 class FrozenTarget(Protocol):
-    """A target without gradients. `embedding` [V,H]; `layers` are numbers from 0."""
+    """A target without gradients. `embedding` [V,H]."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -54,12 +55,11 @@ class FrozenTarget(Protocol):
     @property
     def embedding(self) -> Tensor: ...
 
-    def states(self, ids: Tensor, layers: Sequence[int], of: str) -> tuple[Tensor, Tensor]:
-        """ids [B,T], padded on the right -> features [B,T,F], those of `layers` side by side in order, and the hidden
+    def states(self, ids: Tensor, shown: Sequence[AuxFeature]) -> tuple[Tensor, Tensor]:
+        """ids [B,T], padded on the right -> features [B,T,F], those of `shown` side by side in order, and the hidden
         states behind the final norm [B,T,H].
 
-        `of`: "output" and "input" of a layer are the residual stream behind and before it, "readout" is what a
-        recurrent layer reads out of its state (the input of its output projection). ValueError for anything else.
+        A readout is the input of a recurrent layer's output projection. ValueError for a kind that there is not.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

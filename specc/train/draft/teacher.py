@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specc.models.geometry import AuxFeature
 from specc.train.draft.batches import Batch
 
 CHUNK = 8192
@@ -18,7 +19,7 @@ CHUNK = 8192
 class Target(Protocol):
     """What training needs of a frozen target."""
 
-    def states(self, ids: Tensor, layers: Sequence[int], of: str) -> tuple[Tensor, Tensor]: ...
+    def states(self, ids: Tensor, shown: Sequence[AuxFeature]) -> tuple[Tensor, Tensor]: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
@@ -35,8 +36,8 @@ class Lesson:
 class Teacher:
     """The target, with what it computed of a batch kept on the device as long as there is room."""
 
-    def __init__(self, target: Target, layers: Sequence[int], of: str, draft_ids: Tensor, keep_bytes: int = 0) -> None:
-        self.target, self.layers, self.of, self.draft_ids = target, tuple(layers), of, draft_ids
+    def __init__(self, target: Target, shown: Sequence[AuxFeature], draft_ids: Tensor, keep_bytes: int = 0) -> None:
+        self.target, self.shown, self.draft_ids = target, tuple(shown), draft_ids
         self.room = keep_bytes
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -51,7 +52,7 @@ class Teacher:
         """Features [B,T,F], and the final hidden states [n,H] that predict the counted rows' tokens."""
         if number is not None and number in self._kept:
             return self._kept[number]
-        features, hidden = self.target.states(batch.ids, self.layers, self.of)
+        features, hidden = self.target.states(batch.ids, self.shown)
         width = batch.ids.shape[1]
         text, row = batch.rows // (width - 1), batch.rows % (width - 1)
         found = (features, hidden.flatten(0, 1).index_select(0, text * width + row + 1))
