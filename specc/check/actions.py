@@ -215,12 +215,15 @@ def leak(session: Session, plan: StepPlan, bag: Bag, trees: Sequence[DraftTree])
     for other in range(tree.num_nodes):
         if other not in own and tree.valid[other]:
             tokens[other] = (tokens[other] + 1 + rng.randrange(size - 1)) % size
-    changed, logits = bag["tokens"], bag["logits"]
+    changed = bag["tokens"]
     assert changed is not None
-    assert logits is not None
     changed = changed.clone()
     changed[row] = torch.tensor(tokens)
-    _, results = crew.run(crew.leader, "verify", session.fork(), {**bag, "tokens": changed})
+    # Both from here: the step's own verify may have folded what was pending into the state, which this one starts from.
+    (_, before), (_, results) = (
+        crew.run(crew.leader, "verify", session.fork(), {**bag, "tokens": given}) for given in (bag["tokens"], changed)
+    )
+    logits = before["logits"]
     kept = sorted(own)
     exact = session.subject.spec.target.geometry.moe is None
     gap = difference(results["logits"][row, kept], logits[row, kept], exact, session.subject.bound)

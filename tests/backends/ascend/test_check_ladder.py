@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specc.check import replay
 from specc.check.ascend import ladder
 from specc.check.report import Rung
 from specc.cli import main
@@ -47,3 +48,16 @@ def test_the_command_climbs_all_rungs(capsys: pytest.CaptureFixture[str]) -> Non
         ("3", True, True),
     ]
     assert "0 recompiles" in report["ladder"][2]["text"]
+
+
+FOLDED = (
+    "eNqdkDEOgzAMRe_iOUMEaSC5CmIwJKVRS4KS0A6Iu9cw0IWhYrL8_J8teYE3RofZBQ-aM5hiGKecQDdNyRlnom5b"
+    "Bv1j9k_QisHLjW4fS0E8ZTttzQIm4n3jtCJZa0AXFO5mM9i8Q-yPEzF8qK7sRLrJ6opV1ResQvwkpf61-LkkD4m-"
+    "ggM6nyhRrl_qQmrO"
+)
+"""Asks what a node depends on, of a step whose verify has folded the pending factors into the state."""
+
+
+@pytest.mark.slow
+def test_a_verify_that_folds_what_is_pending_is_no_leak() -> None:
+    assert replay(load(SPECS / "gdn-15m-eagle.yaml"), FOLDED, ["I17"], target="ascend").ok
