@@ -57,6 +57,10 @@ def _text_arguments(text: argparse._ArgumentGroup) -> None:
     text.add_argument("--tokens", type=positive, metavar="N", help="generate at most about N tokens")
     text.add_argument("--text-seconds", type=float, metavar="S", help="generate for at most S seconds")
     text.add_argument("--text-batch", type=positive, metavar="N", help="texts at a time (default: 512; cpu: 32)")
+    text.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X",
+        help="continue the prompts once more with tokens drawn at this temperature (default: 0, greedy texts only)",
+    )  # fmt: skip
     text.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="at most N a text (default: 256)")
     for name, count in PROMPTS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -171,6 +175,7 @@ def _writer(args: argparse.Namespace, model: Path) -> WriteTexts | None:
             max_new_tokens=args.new_tokens,
             batch=args.text_batch or (512 if args.device == "cuda" else 32),
             seed=args.seed,
+            temperature=args.temperature,
             max_tokens=args.tokens,
             max_seconds=args.text_seconds,
         )

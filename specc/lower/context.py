@@ -18,8 +18,9 @@ class LowerContext:
     """Numbers and declarations of one lowering.
 
     `nodes` counts the root (N); `max_path` is num_steps + 1, the rows of the longest accepted path with the
-    root; `capacity` is max_sequence_length + N cache rows. `aux` is what of the
-    target's layers is recorded as features, side by side in that order; empty when the drafter needs none. `state_commit` is None for targets without recurrent layers.
+    root; `capacity` is max_sequence_length + N cache rows. `aux` is what of the target's layers is recorded as
+    features, side by side in that order; empty when the drafter needs none. `state_commit` is None for targets
+    without recurrent layers.
     """
 
     slots: Mapping[str, Slot]

@@ -50,8 +50,8 @@ SHARED = ("length", "batch", "positions", "own", "own_valid", "parent_or_committ
 def _layer_loop(
     outer: BodyBuilder, ctx: LowerContext, x: Node, carried: list[str], window: int
 ) -> tuple[Node, dict[str, Node], Shown]:
-    """The loop over layers of one token: x after the last layer, what it carried, and by position in the period and kind
-    what aux layers show of themselves [trips,B,1,F]."""
+    """The loop over layers of one token: x after the last layer, what it carried, and by position in the period and
+    kind what aux layers show of themselves [trips,B,1,F]."""
     model = ctx.target
     names = model.layer_weights
     caches = [name for name in outer.inside if name.endswith(("k_cache", "v_cache"))]

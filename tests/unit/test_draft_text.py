@@ -106,10 +106,14 @@ def test_words_are_letters_and_digits_without_case() -> None:
     assert words_of("It's snake_case, 3.5 Über") == ["it", "s", "snake", "case", "3", "5", "über"]
 
 
-@given(logits=st.lists(st.floats(-8, 8), min_size=1, max_size=9), number=st.floats(0, 1, exclude_max=True, width=32))
-def test_drawn_token_is_the_inverse_of_the_distribution(logits: list[float], number: float) -> None:
-    token = int(draw(torch.tensor([logits]), torch.tensor([number]))[0])
-    weights = [math.exp(value) for value in logits]
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=1, max_size=9),
+    number=st.floats(0, 1, exclude_max=True, width=32),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+)
+def test_drawn_token_is_the_inverse_of_the_distribution(logits: list[float], number: float, temperature: float) -> None:
+    token = int(draw(torch.tensor([logits]), torch.tensor([number]), temperature)[0])
+    weights = [math.exp(value / temperature) for value in logits]
     below, upto = sum(weights[:token]) / sum(weights), sum(weights[: token + 1]) / sum(weights)
     assert below - 1e-5 <= number <= upto + 1e-5
 
@@ -169,6 +173,28 @@ def test_texts_are_greedy_and_end_as_texts_end(made: Made, tmp_path: Path) -> No
         assert ids[length:] == logits[length - 1 : -1].argmax(-1).tolist()
         assert STOP_TOKEN not in ids[length:-1]
         assert len(ids) - length == 12 or ids[-1] == STOP_TOKEN
+
+
+def test_prompts_are_continued_once_more_with_drawn_tokens(made: Made, tmp_path: Path) -> None:
+    made.make(tmp_path / "greedy")
+    made.make(tmp_path / "both", temperature=0.5)
+    greedy, both, index = rows_of(tmp_path / "greedy"), rows_of(tmp_path / "both"), read_index(tmp_path / "both")
+    assert both[: len(greedy)] == greedy
+    assert [shard.get("temperature", 0.0) for shard in index.shards] == [0.0] * 3 + [0.5] * 3
+    drawn = both[len(greedy) :]
+    assert [ids[:length] for ids, length in drawn] == [ids[:length] for ids, length in greedy]
+    place = other = 0
+    for shard in index.shards[3:]:
+        uniform = uniform_numbers(made.options.seed, f"{shard['prompts']}:{shard['from']}", shard["texts"], 12)
+        for numbers in uniform:
+            ids, length = drawn[place]
+            logits = made.target.logits(made.target.states(torch.tensor([ids]), [])[1])[0, length - 1 : -1]
+            assert ids[length:] == draw(logits, numbers[: len(ids) - length], 0.5).tolist()
+            other += ids != greedy[place][0]
+            place += 1
+    assert other > len(greedy) // 2
+    made.make(tmp_path / "both", temperature=0.5)
+    assert read_index(tmp_path / "both") == index
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])

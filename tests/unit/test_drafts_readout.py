@@ -122,9 +122,11 @@ def test_each_layer_shows_what_the_spec_says_of_it(data: st.DataObject) -> None:
     shows = [(layer, of) for layer, of in shows if of != "readout" or types[layer] == "linear_attention"]
     chosen = data.draw(st.lists(st.sampled_from(shows), min_size=1, max_size=4, unique=True))
     spec = spec_of(model, [layer for layer, _ in chosen], [of for _, of in chosen])
-    head, hidden = spec.eagle_geometry, spec.target.geometry.hidden_size
+    head, geometry = spec.eagle_geometry, spec.target.geometry
     assert head is not None
-    assert len({size for size, (_, of) in zip(head.feature_sizes, chosen, strict=True) if of != "readout"} - {hidden}) == 0
+    assert geometry.delta is not None
+    width = geometry.delta.num_value_heads * geometry.delta.value_dim
+    assert head.feature_sizes == tuple(width if of == "readout" else geometry.hidden_size for _, of in chosen)
     assert largest_error(spec) < 1e-9
 
 

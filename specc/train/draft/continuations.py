@@ -1,5 +1,5 @@
-"""Training text of a drafter: prompts, continued greedily by the target itself, in a store that a killed run goes on
-from.
+"""Training text of a drafter: prompts, continued by the target itself, greedily and on demand once more with tokens
+drawn, in a store that a killed run goes on from.
 
     prompts.jsonl, second_turns.jsonl    what is continued; sampled user turns are among them
     index.json, shard-*.safetensors      see `specc.train.draft.store`
@@ -46,8 +46,9 @@ USER_TURN_TOKENS = 192
 MIN_USER_CHARACTERS = 8
 TOKENS_PER_TEXT = 220
 """About what a text has, to make no more prompts than a bound on tokens lets be continued."""
-SAMPLING_SHARE, FIRST_SHARE = 0.25, 0.85
-"""Of the bounds: what sampling user turns may take, and what all but the second turns may."""
+SAMPLING_SHARE, FIRST_SHARE, GREEDY_SHARE = 0.25, 0.85, 0.6
+"""Of the bounds: what sampling user turns may take, what all but the second turns may, and the greedy texts where all
+prompts are continued once more."""
 
 Say = Callable[[str], None]
 
@@ -58,6 +59,8 @@ class TextOptions:
 
     Counts are prompts by source; `user_turns` are for assistants, `beginnings` for other models (from the prepared
     `corpus`, else from the standard library); `second_turns` is the share of user turns whose conversation goes on.
+    `temperature`: above 0 the prompts are continued once more with tokens drawn at it. A small model's greedy texts
+    soon repeat themselves; drawn ones seldom do, and its law is as good a lesson there.
     `max_tokens` and `max_seconds` end the run early: what is there then is a whole store.
     """
 
@@ -74,12 +77,14 @@ class TextOptions:
     batch: int = 512
     shard_texts: int = 4096
     seed: int = 0
+    temperature: float = 0.0
     max_tokens: int | None = None
     max_seconds: float | None = None
 
     def recorded(self) -> dict[str, int | float]:
         """What the texts depend on: places, bounds of time and the batch are left out."""
-        places = ("data", "fingerprint", "corpus", "batch", "max_seconds")
+        places = ["data", "fingerprint", "corpus", "batch", "max_seconds"]
+        places += [] if self.temperature else ["temperature"]
         return {name: value for name, value in asdict(self).items() if name not in places}
 
     def for_bound(self, assistant: bool) -> TextOptions:
@@ -106,9 +111,12 @@ def make_continuations(
     overlap = overlap_with_tests(options.data)
     maker = _Maker(target, tokenizer, options, out, index, overlap, say)
     first = maker.first_prompts()
-    maker.continue_all(first, FIRST_SHARE if maker.assistant else 1.0)
+    first_share = FIRST_SHARE if maker.assistant else 1.0
+    maker.continue_all(FIRST, first, first_share * (GREEDY_SHARE if options.temperature else 1.0))
+    if options.temperature:
+        maker.continue_all(FIRST, first, first_share, options.temperature)
     if maker.assistant and options.second_turns > 0:
-        maker.continue_all(maker.second_prompts(first), 1.0)
+        maker.continue_all(SECOND, maker.second_prompts(first), 1.0)
     say(f"text: {len(index.shards)} shards, {index.tokens:,} tokens, dropped {_total(index.dropped)}")
     return index
 
@@ -208,7 +216,7 @@ class _Maker:
         numbers: list[int] = []
         answers: list[list[int]] = []
         for shard in self.index.shards:
-            if shard["prompts"] == FIRST:
+            if shard["prompts"] == FIRST and not shard.get("temperature"):
                 texts, further = read_shard(self.out / shard["file"])
                 numbers += further["numbers"].tolist()
                 answers += [ids[length:].tolist() for ids, length in texts]
@@ -258,17 +266,20 @@ class _Maker:
             seen.add(prompt.messages)
         return kept
 
-    def continue_all(self, prompts: Sequence[TrainingPrompt], share: float) -> None:
-        """Continue the prompts, shard by shard, as far as the bounds let; shards that are there are left alone."""
-        name, options = (FIRST if share < 1.0 or not self.assistant else SECOND), self.options
-        there = {(shard["prompts"], shard["from"]) for shard in self.index.shards}
+    def continue_all(
+        self, name: str, prompts: Sequence[TrainingPrompt], share: float, temperature: float = 0.0
+    ) -> None:
+        """Continue the prompts of a file, shard by shard, as far as the bounds let; shards that are there are left
+        alone."""
+        options = self.options
+        there = {(shard["prompts"], shard["from"], shard.get("temperature", 0.0)) for shard in self.index.shards}
         encoded = encode_prompts(self.tokenizer, self.frame, prompts)
         for start in range(0, len(prompts), options.shard_texts):
             over = options.max_tokens is not None and self.index.tokens >= share * options.max_tokens
             if over or time.monotonic() >= self._deadline(share):
                 return
-            if (name, start) not in there:
-                generator = self._greedy(encoded)
+            if (name, start, temperature) not in there:
+                generator = self._writer(encoded, temperature)
                 part = slice(start, start + options.shard_texts)
                 self._shard(name, start, prompts[part], encoded[part], generator, self._deadline(share))
 
@@ -283,7 +294,10 @@ class _Maker:
     ) -> None:
         """Continue one shard's prompts and write them."""
         began = time.monotonic()
-        found = generator.run(encoded, deadline=deadline)
+        uniform = None
+        if generator.sampled:
+            uniform = uniform_numbers(self.options.seed, f"{name}:{start}", len(encoded), self.options.max_new_tokens)
+        found = generator.run(encoded, uniform, deadline)
         numbers = sorted(found)
         texts = [encoded[number] + found[number] for number in numbers]
         kept: list[int] = []
@@ -301,16 +315,20 @@ class _Maker:
             self.index.counts[source] = self.index.counts.get(source, 0) + 1
         whole = len(found) == len(part)
         entry = {"file": file, "texts": len(packed), "tokens": packed.tokens.numel(), "prompts": name, "from": start}
+        entry |= {"temperature": generator.temperature} if generator.sampled else {}
         self.index.shards.append(entry | {"whole": whole, "continuation_tokens": packed.continuation_tokens})
         self.index.write(self.out)
         new, seconds = packed.continuation_tokens, time.monotonic() - began
         self.say(f"text: {file}, {len(packed):,} texts, {new:,} new tokens, {new / seconds:,.0f} tokens/s")
 
-    def _greedy(self, prompts: Sequence[Sequence[int]]) -> Generator:
-        """The generator of greedy texts, made anew only where these prompts are longer than those before."""
-        longest = max(map(len, prompts))
-        if self._generator is None or self._generator.limits.prompt_tokens < longest:
-            self._generator = None  # its cache goes first
+    def _writer(self, prompts: Sequence[Sequence[int]], temperature: float) -> Generator:
+        """The generator of texts, greedy ones at temperature 0; made anew only where these prompts are longer than
+        those before, or tokens are drawn after greedy texts."""
+        longest, sampled, made = max(map(len, prompts)), temperature > 0, self._generator
+        if made is None or made.limits.prompt_tokens < longest or made.sampled != sampled:
+            made = self._generator = None  # its cache goes first
             limits = Limits(min(len(prompts), self.options.batch), self.options.max_new_tokens, longest)
-            self._generator = Generator(self.target, self.tokenizer.stop_tokens, limits, sampled=False)
-        return self._generator
+            stops = self.tokenizer.stop_tokens
+            made = Generator(self.target, stops, limits, sampled=sampled, temperature=temperature or 1.0)
+            self._generator = made
+        return made

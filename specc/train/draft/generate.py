@@ -40,21 +40,30 @@ class Limits:
         return self.prompt_tokens + self.new_tokens
 
 
-def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """One token per row at temperature 1: logits [n,V], uniform numbers [n] in [0, 1). The token is the first whose
-    cumulated probability is above the number.
+def draw(logits: Tensor, uniform: Tensor, temperature: float = 1.0) -> Tensor:
+    """One token per row: logits [n,V], uniform numbers [n] in [0, 1). The token is the first whose cumulated
+    probability is above the number.
     """
-    cumulated = torch.softmax(logits.float(), -1).cumsum(-1)
+    cumulated = torch.softmax(logits.float() / temperature, -1).cumsum(-1)
     below = cumulated <= uniform[:, None] * cumulated[:, -1:]
     # A number just below 1 can be rounded up to the total: the last token with any probability is meant.
     return torch.minimum(below.sum(-1), cumulated.argmax(-1))
 
 
 class Generator:
-    """Rows of texts under way on the target's device. `sampled`: draw tokens, else take the likeliest."""
+    """Rows of texts under way on the target's device. `sampled`: draw tokens at a temperature, else take the
+    likeliest."""
 
-    def __init__(self, target: FrozenTarget, stop_tokens: Sequence[int], limits: Limits, *, sampled: bool) -> None:
-        self.limits, self.sampled = limits, sampled
+    def __init__(
+        self,
+        target: FrozenTarget,
+        stop_tokens: Sequence[int],
+        limits: Limits,
+        *,
+        sampled: bool,
+        temperature: float = 1.0,
+    ) -> None:
+        self.limits, self.sampled, self.temperature = limits, sampled, temperature
         self.device = target.embedding.device
         self.decoding: Decoding = target.open(limits.batch, limits.capacity)
         self.stops = torch.tensor([*stop_tokens] or [-1], device=self.device)
@@ -74,7 +83,7 @@ class Generator:
         """Next tokens of some rows from logits [n,V]."""
         if self.uniform is None:
             return logits.argmax(-1)
-        return draw(logits, self.uniform[rows, self.written[rows]])
+        return draw(logits, self.uniform[rows, self.written[rows]], self.temperature)
 
     def _record(self, chosen: Tensor, rows: Tensor) -> None:
         """Write the tokens [n] of some rows down, and see whose text ends with them."""
