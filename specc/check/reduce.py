@@ -127,7 +127,6 @@ def _draft(draft: dict[str, Any], old: Mapping[str, Any], target: Mapping[str, A
         small["config"] |= {key: target[key] for key in same} if _attends_only(target) else {}
     if draft["method"] == "eagle3":
         small["config"] = _head(draft["config"], target, head_dim)
-        kinds = target.get("layer_types", ())
         small |= _features(draft, target)
     if draft["method"] == "bigram":
         columns, vocabulary = draft["config"]["candidates_per_token"], target["vocab_size"]
