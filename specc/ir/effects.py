@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,19 @@ NONE: Roots = frozenset()
 def written_arguments(node: Node) -> list[Any]:
     """The operands that the node's schema says it writes in place."""
     return [value for value, alias in _arguments(node) if alias is not None and alias.is_write]
+
+
+def writes_an_argument(target: object) -> bool:
+    """True where the schema of an FX target says that it writes an argument; `written_arguments` names the operands."""
+    return isinstance(target, torch._ops.OpOverload) and _writes(target)
+
+
+@cache
+def _writes(target: torch._ops.OpOverload) -> bool:
+    """Asked for every node of every step that is interpreted, while a schema never changes."""
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write for argument in target._schema.arguments
+    )
 
 
 def _arguments(node: Node) -> Iterator[tuple[Any, Any]]:

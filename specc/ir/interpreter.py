@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from specc.ir.dims import BATCH
 from specc.ir.edit import modules
-from specc.ir.effects import written_arguments
+from specc.ir.effects import writes_an_argument
 from specc.ir.loop import loop, run_loop
 from specc.ir.strict import IndexRangeError, StrictMode, check_indices
 from specc.ir.types import body_of
@@ -158,7 +158,7 @@ def _fetch(argument: Any, values: Mapping[Node, Any]) -> Any:
 
 def writes_in_place(module: GraphModule) -> bool:
     """True where an op of the graph or of a loop body writes one of its operands."""
-    return any(written_arguments(node) for item in modules(module) for node in item.graph.nodes)
+    return any(writes_an_argument(node.target) for item in modules(module) for node in item.graph.nodes)
 
 
 def init_state(program: DecodeProgram, batch: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:

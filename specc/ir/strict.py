@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -107,28 +108,34 @@ def _declared(declared: OpInfo, named: Named) -> Iterator[Check]:
             yield item.operand, named[item.operand], named[item.into].shape[item.dim] + item.slack
 
 
+@cache
+def _signature(
+    target: torch._ops.OpOverload,
+) -> tuple[tuple[str, ...], dict[str, Any], Callable[[Named], Iterator[Check]]] | None:
+    """(parameter names, their defaults, the checks of a call) of an op that indexes; None for others."""
+    name = target._schema.name.split("::")[-1]
+    declared = info(target)
+    checks = _CHECKS.get(name.removesuffix("_")) if declared is None else partial(_declared, declared)
+    if checks is None or (declared is not None and not declared.indices):
+        return None
+    parameters = tuple(argument.name for argument in target._schema.arguments)
+    return parameters, {argument.name: argument.default_value for argument in target._schema.arguments}, checks
+
+
 def check_indices(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], node: str = ""
 ) -> None:
     """Raise IndexRangeError where an index operand of this call is negative or too large."""
-    name = target._schema.name.split("::")[-1]
-    declared = info(target)
-    check = _CHECKS.get(name.removesuffix("_"))
-    if declared is None and check is None:
+    found = _signature(target)
+    if found is None:
         return
-    parameters = [argument.name for argument in target._schema.arguments]
-    named: dict[str, Any] = {argument.name: argument.default_value for argument in target._schema.arguments}
-    named |= dict(zip(parameters, args, strict=False)) | dict(kwargs)
-    if declared is not None:
-        checks: Iterator[Check] = _declared(declared, named)
-    else:
-        assert check is not None
-        checks = check(named)
-    for operand, value, bound in checks:
-        _check(str(target), operand, value, bound, node)
+    parameters, defaults, checks = found
+    named = defaults | dict(zip(parameters, args, strict=False)) | dict(kwargs)
+    for operand, value, bound in checks(named):
+        _check(target, operand, value, bound, node)
 
 
-def _check(op: str, operand: str, value: Any, bound: int, node: str) -> None:
+def _check(op: torch._ops.OpOverload, operand: str, value: Any, bound: int, node: str) -> None:
     if isinstance(value, torch.Tensor):
         if value.numel() == 0:
             return
@@ -136,7 +143,7 @@ def _check(op: str, operand: str, value: Any, bound: int, node: str) -> None:
     else:
         low = high = int(value)
     if low < 0 or high >= bound:
-        raise IndexRangeError(op, operand, low if low < 0 else high, 0, bound - 1, node)
+        raise IndexRangeError(str(op), operand, low if low < 0 else high, 0, bound - 1, node)
 
 
 class StrictMode(TorchDispatchMode):
