@@ -19,7 +19,7 @@ from specc.bench.specla.cells import Setting
 from specc.bench.specla.kernel_tables import kernel_tables
 from specc.bench.specla.sensitivity import SHAPES, head_us, shape_rows, with_head
 from specc.bench.specla.simulated import STEP
-from specc.bench.specla.variants import ABLATIONS, GENERIC, LOOKUP_SPEC, SET_UP
+from specc.bench.specla.variants import ABLATIONS, GENERIC, LOOKUP_SPEC, READOUTS, SET_UP
 from specc.report.results import results_of
 from specc.spec import load
 from tests.unit.specla_fixtures import TREE, bench, small_stand, turn, write_head
@@ -131,7 +131,9 @@ def test_only_one_thing_changes_and_names_are_unique() -> None:
     assert len({one.name for one in ABLATIONS}) == len(ABLATIONS)
     own = load(SET_UP.spec).spec
     generic = load(GENERIC.spec, list(GENERIC.overrides)).spec
+    readouts = load(READOUTS.spec, list(READOUTS.overrides)).spec
     assert generic.model_copy(update={"draft": own.draft}) == own
+    assert readouts.draft.aux_features + generic.draft.aux_features == own.draft.aux_features
     assert {one.spec for one in ABLATIONS} == {SET_UP.spec, LOOKUP_SPEC}
 
 

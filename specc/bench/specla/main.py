@@ -3,8 +3,8 @@
     specc bench specla --model DIR --draft-model DIR --generic-draft-model DIR --data DIR --device cuda
                        [--minutes M] [--output DIR] [--limit N] [--set KEY.PATH=VALUE] [--part NAME ...]
 
-- decoding: GSM8K, HumanEval and mixed prompts by weights/gdn-15m, plainly and speculatively, the head fed with what the
-  recurrent layers read out of their states (aligned) or with hidden states (generic);
+- decoding: GSM8K, HumanEval and mixed prompts by weights/gdn-15m, plainly and speculatively, the head fed with what
+  recurrent layers read out of their states beside hidden states (aligned), or with hidden states alone (generic);
 - sensitivity: speed-up by the probability that a drafted token is right, at GDN-1.3B's geometry with random weights;
 - kernels: verify by shape of tree, recovering a state, deferred updates, on that geometry; only on a GPU;
 - ablations: one thing changed at a time, each as `--set` would, on a sample of the mixed prompts.
@@ -41,8 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     about = (__doc__ or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog="specc bench specla", description=about)
     parser.add_argument("--model", metavar="DIR|NAME", help="the target: weights/gdn-15m")
-    parser.add_argument("--draft-model", metavar="DIR", help="a head fed with readouts of the states")
+    parser.add_argument("--draft-model", metavar="DIR", help="a head fed with readouts and hidden states")
     parser.add_argument("--generic-draft-model", metavar="DIR", help="a head fed with hidden states")
+    parser.add_argument("--readouts-draft-model", metavar="DIR", help="a head fed with readouts alone")
     parser.add_argument("--bigram-model", metavar="DIR", help="a bigram drafter's tables")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of mt_bench, humaneval and gsm8k")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
@@ -71,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 def plan_of(args: argparse.Namespace) -> Plan:
     """The plan of the options. Raises DiagnosticError for folders that don't exist."""
     given: dict[Drafter, str | None] = {
-        "aligned": args.draft_model, "generic": args.generic_draft_model, "bigram": args.bigram_model,
+        "aligned": args.draft_model, "generic": args.generic_draft_model, "readouts": args.readouts_draft_model,
+        "bigram": args.bigram_model,
     }  # fmt: skip
     setting = Setting(
         args.device,

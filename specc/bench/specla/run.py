@@ -134,16 +134,17 @@ class Evaluation:
         return self.found
 
     def phases(self) -> Iterator[Callable[[], None]]:
-        """First a part of every prompt set, then what does not decode, the ablations, and the rest of the sets."""
+        """First a part of every prompt set by both heads, then what does not decode, the ablations, and the rest of the
+        sets."""
         wanted, decodes = self.plan.wanted, self.plan.decodes
         if "decoding" in wanted and decodes:
             yield lambda: self._decode(SET_UP, first=True)
-        if "sensitivity" in wanted:
-            yield self._sensitivity
+            if self.plan.setting.has(GENERIC):
+                yield lambda: self._decode(GENERIC, first=True)
         if "kernels" in wanted:
             yield self._kernels
-        if "decoding" in wanted and decodes and self.plan.setting.has(GENERIC):
-            yield lambda: self._decode(GENERIC, first=True)
+        if "sensitivity" in wanted:
+            yield self._sensitivity
         if "ablations" in wanted and decodes:
             yield self._ablations
         if "decoding" in wanted and decodes:

@@ -16,7 +16,7 @@ from specc.bench.specla.sensitivity import with_head
 Row = dict[str, Any]
 Table = dict[str, Any]
 SETS = {"gsm8k": "GSM8K", "mixed": "mixed", "humaneval": "HumanEval"}
-DRAFTERS = {"aligned": "readouts of the states", "generic": "hidden states"}
+DRAFTERS = {"aligned": "readouts and hidden states", "generic": "hidden states"}
 
 
 def column(key: str, title: str, unit: str = "", digits: int | None = None) -> Row:

@@ -13,9 +13,9 @@ from typing import Literal
 from specc.bench.lossless_matrix import COMMITS
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
-Drafter = Literal["aligned", "generic", "bigram", "none"]
-"""`aligned`: a head trained on what the recurrent layers read out of their states; `generic`: on hidden states;
-`bigram`: a table; `none`: a method without weights."""
+Drafter = Literal["aligned", "generic", "readouts", "bigram", "none"]
+"""`aligned`: a head fed with what recurrent layers read out of their states, beside hidden states; `generic`: with the
+same hidden states alone; `readouts`: with those readouts alone; `bigram`: a table; `none`: a method without weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,14 @@ class Variant:
 
 
 SET_UP = Variant("as shipped", "set-up")
-GENERIC = Variant("generic hidden states", "drafter", ("draft.aux_hidden_state_of=output",), "generic")
+GENERIC = Variant(
+    "generic hidden states", "drafter",
+    ("draft.aux_hidden_state_layer_ids=[2, 8, 15]", "draft.aux_hidden_state_of=output"), "generic",
+)  # fmt: skip
+READOUTS = Variant(
+    "readouts alone", "drafter",
+    ("draft.aux_hidden_state_layer_ids=[4, 9, 14]", "draft.aux_hidden_state_of=readout"), "readouts",
+)  # fmt: skip
 LOOKUP_SPEC = SPECS / "gdn-15m-tree.yaml"
 BIGRAM = (
     "draft.method=bigram",
@@ -67,6 +74,7 @@ STATES: Mapping[str, str] = {
 ABLATIONS: tuple[Variant, ...] = (
     SET_UP,
     GENERIC,
+    READOUTS,
     Variant("prompt lookup", "drafter", (), "none", LOOKUP_SPEC),
     Variant("bigram table", "drafter", BIGRAM, "bigram", LOOKUP_SPEC),
     Variant("chain of 8", "tree", CHAIN_OF_8),
