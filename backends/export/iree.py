@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +16,10 @@ FLAGS = (
     "--iree-llvmcpu-target-cpu=host",
     "--iree-input-demote-f64-to-f32=false",
 )
+
+SIGNAL = re.compile(r"Error code: -(\d+)")
+CRASH = re.compile(r"\b(iree_compiler::[\w:]+Pass)::")
+"""A crash of the compiler comes with its stack: the pass that it was in."""
 
 
 class IreeSteps:
@@ -28,6 +34,10 @@ class IreeSteps:
         if step not in self.functions:
             self.functions[step] = loaded(compiled(self.modules[step]), step)
         return self.functions[step]
+
+    def prepare(self, step: str) -> None:
+        """Compile a step before it is run. Raises RuntimeError where IREE can't."""
+        self.function(step)
 
     def __call__(self, step: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run a step."""
@@ -53,14 +63,21 @@ def to_tensor(value: Any) -> Tensor:
     return torch.from_numpy(value.view("int16").copy()).view(torch.bfloat16)
 
 
+@lru_cache(maxsize=64)
 def compiled(text: bytes) -> bytes:
-    """The executable of a module of MLIR. Raises RuntimeError with what the compiler said."""
+    """The executable of a module of MLIR; of equal ones it is made once. Raises RuntimeError with what the compiler
+    said, the place of a crash before the rest."""
     from iree.compiler import CompilerToolError, compile_str  # only there where the extra is installed
 
     try:
         return bytes(compile_str(text, extra_args=list(FLAGS)))
     except CompilerToolError as reason:
-        raise RuntimeError(str(reason)) from reason
+        said = str(reason)
+        ended = SIGNAL.search(said)
+        crash = CRASH.search(said)
+        if ended and crash:
+            said = f"iree-compile ended with signal {ended[1]} in {crash[1]}\n{said}"
+        raise RuntimeError(said) from reason
 
 
 def loaded(executable: bytes, name: str) -> Any:

@@ -33,6 +33,10 @@ class OrtSteps:
                 raise RuntimeError(f"step `{step}`: {reason}") from reason
         return self.sessions[step]
 
+    def prepare(self, step: str) -> None:
+        """Make the session of a step before it is run. Raises RuntimeError where onnxruntime can't."""
+        self.session(step)
+
     def __call__(self, step: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run a step."""
         session = self.session(step)

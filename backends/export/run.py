@@ -22,7 +22,7 @@ from specc.backends.export.step_module import RECORDS, SINGLE
 
 Execute = Callable[[str, Sequence[Tensor]], Sequence[Tensor]]
 """Runs the step of a name on its tensors."""
-RUNTIMES: Mapping[str, Callable[[Mapping[str, bytes]], Execute]] = {"onnx": OrtSteps, "mlir": IreeSteps}
+RUNTIMES: Mapping[str, Callable[[Mapping[str, bytes]], OrtSteps | IreeSteps]] = {"onnx": OrtSteps, "mlir": IreeSteps}
 
 
 def open_export(files: Mapping[str, bytes], manifest: Mapping[str, Any], execute: Execute | None = None) -> Any:

@@ -14,7 +14,7 @@ from specc.check.single import Single, narrowed
 from specc.check.subject import Subject
 from specc.check.weights import program_weights
 from specc.driver import module_info
-from specc.spec import LoadedSpec, from_mapping
+from specc.spec import LoadedSpec, from_mapping, to_mapping
 
 CHUNK = 5
 """Tokens of an exported prefill."""
@@ -26,7 +26,19 @@ MAX_NODES, MAX_STEPS = 5, 3
 def reduced_export(loaded: LoadedSpec) -> LoadedSpec:
     """A spec, reduced as `specc check` does it and with a smaller tree."""
     mapping = reduced_mapping(loaded)
-    draft = mapping["draft"]
+    _prune(mapping["draft"])
+    return from_mapping(mapping)
+
+
+def fewer_nodes(loaded: LoadedSpec) -> LoadedSpec:
+    """The spec with a smaller tree."""
+    mapping = to_mapping(loaded.spec)
+    _prune(mapping["draft"])
+    return from_mapping(mapping)
+
+
+def _prune(draft: dict[str, Any]) -> None:
+    """At most MAX_NODES drafted nodes in MAX_STEPS levels, of the same kind of tree."""
     if draft["tree"] == "static":
         choices = [path for path in draft["choices"] if len(path) <= MAX_STEPS][:MAX_NODES]
         draft |= {"choices": choices, "num_speculative_tokens": len(choices)}
@@ -36,7 +48,6 @@ def reduced_export(loaded: LoadedSpec) -> LoadedSpec:
         draft["num_steps"] = min(draft["num_steps"], MAX_STEPS)
         if draft["tree"] == "chain":
             draft["num_speculative_tokens"] = draft["num_steps"]
-    return from_mapping(mapping)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A reduced spec in half precision for the Ascend target, beside the reference's module of it in float64."""
+"""A reduced spec in half precision (or float32), beside the reference's module of it in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from specc.spec import LoadedSpec, from_mapping, to_mapping
 
 TARGET = "ascend"
 ROWS = 4
-DTYPES: Mapping[str, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 def reduced_half(loaded: LoadedSpec, dtype: str, changes: Changes | None = None) -> LoadedSpec:
@@ -51,7 +55,7 @@ def cast(value: Value, dtype: torch.dtype, device: str = "cpu") -> Value:
 
 @dataclass
 class Half:
-    """A compiled half-precision spec: its module and weights for the Ascend target, and the float64 module as oracle.
+    """A compiled half-precision spec: its module and weights for a target, and the float64 module as oracle.
 
     Both have the same weights: what the half module can hold. Raises DiagnosticError while compiling.
     """
@@ -59,6 +63,7 @@ class Half:
     loaded: LoadedSpec
     seed: int = 0
     device: str = "cpu"
+    target: str = TARGET
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,22 +73,22 @@ class Half:
     @cached_property
     def naive(self) -> DecodeProgram:
         """The program before all passes."""
-        return driver.lower_spec(self.loaded, TARGET)
+        return driver.lower_spec(self.loaded, self.target)
 
     @cached_property
     def program(self) -> DecodeProgram:
         """The program that the module is printed from."""
-        return driver.run_passes(self.loaded, self.naive, target=TARGET, verify=False).program
+        return driver.run_passes(self.loaded, self.naive, target=self.target, verify=False).program
 
     @cached_property
     def source(self) -> str:
         """The text of the module."""
-        return driver.generate(self.loaded, self.program, TARGET)
+        return driver.generate(self.loaded, self.program, self.target)
 
     @cached_property
     def module(self) -> Any:
         """The module, imported."""
-        name = f"specc_ascend_{self.loaded.spec.name}_{self.loaded.spec.runtime.dtype}".replace("-", "_")
+        name = f"specc_{self.target}_{self.loaded.spec.name}_{self.loaded.spec.runtime.dtype}".replace("-", "_")
         return load_module(self.source, name)
 
     @cached_property

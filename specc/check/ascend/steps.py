@@ -105,6 +105,7 @@ class Steps:
     batch: int
     runner: Runner
     functions: dict[str, Callable[..., Tensors]] = field(default_factory=dict)
+    fused: bool = True
 
     def __post_init__(self) -> None:
         module = self.half.module
@@ -157,6 +158,13 @@ class Steps:
         if not self.half.module.COMMIT_FUSED:
             self.run("commit", *found[1 + len(ACCEPTED) :])
         return {name: value.cpu() for name, value in zip(("logits", *ACCEPTED), found, strict=False)}
+
+    def flushed(self) -> dict[str, Tensor]:
+        """A copy of the state with nothing pending, on the CPU."""
+        module = self.half.module
+        copy = module.State(*(value.clone() for value in self.state))
+        with torch.no_grad():
+            return {name: value.cpu() for name, value in module.flush(copy)._asdict().items()}
 
     def executed(self) -> dict[str, Executed]:
         """The graphs that ran as GE graphs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from hypothesis import strategies as st
@@ -69,17 +70,45 @@ class Seen:
         self.errors[name] = max(self.errors.get(name, 0.0), error)
 
 
+class Walker(Protocol):
+    """A module of half precision on a state of its own, which a walk goes through."""
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether rotations and activations are operators that round once."""
+
+    @property
+    def state(self) -> Any:
+        """The state's tensors as attributes; a walk writes into some of them."""
+
+    def fresh(self, keys: Tensor) -> None:
+        """The state as new, with these random streams [B]."""
+
+    def prompt(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Prefill a chunk [B,T]; the logits [B,V]."""
+
+    def plant(self, bag: Bag) -> dict[str, Tensor]:
+        """A whole step on given trees; logits [B,N,V] and ACCEPTED."""
+
+    def flushed(self) -> State:
+        """A copy of the state with nothing pending, on the CPU."""
+
+
 @dataclass
 class Trio:
     """The three machines over one compiled spec and batch size."""
 
     half: Half
-    eager: Steps
+    eager: Walker
     graph: Steps | None
     seen: Seen = field(default_factory=Seen)
 
     @property
-    def machines(self) -> list[Steps]:
+    def machines(self) -> list[Walker]:
         """The half-precision ones."""
         return [self.eager, *([] if self.graph is None else [self.graph])]
 
@@ -162,7 +191,7 @@ class Trio:
 
     def _floats(self, where: str, name: str, found: Sequence[Tensor], wanted: Tensor) -> None:
         geometry, dtype = self.half.loaded.spec.target.geometry, self.half.dtype
-        bounds = (half_bound(geometry, dtype), same_rounding_bound(geometry, dtype))
+        bounds = (half_bound(geometry, dtype, not self.eager.fused), same_rounding_bound(geometry, dtype))
         error = difference(found[0], wanted)
         self.seen.note(f"{name}, float64", error)
         self._require(where, error <= bounds[0], f"{name}: {error:.1e} from float64, at most {bounds[0]:.1e}")
@@ -175,7 +204,7 @@ class Trio:
     def _rows(self, where: str, state: State) -> None:
         """Committed rows and recurrent states after a flush of copies; control slots exactly."""
         wanted, _ = self.half.oracle.step("flush", {name: value.clone() for name, value in state.items()}, {})
-        seen = [self._flushed(machine) for machine in self.machines]
+        seen = [machine.flushed() for machine in self.machines]
         for name in ("length", "finished", "remaining"):
             for one in seen:
                 same = torch.equal(one[name], wanted[name])
@@ -187,12 +216,6 @@ class Trio:
             parts = [one[name][:, :, :rows] if cached else one[name] for one in (*seen, wanted)]
             parts = [blanked(part, length, 2) if cached else part for part in parts]
             self._floats(where, f"`{name}`", parts[:-1], parts[-1])
-
-    def _flushed(self, machine: Steps) -> State:
-        module = machine.half.module
-        copy = module.State(*(value.clone() for value in machine.state))
-        with torch.no_grad():
-            return {name: value.cpu() for name, value in module.flush(copy)._asdict().items()}
 
     def _require(self, where: str, holds: bool, text: str) -> None:
         if not holds:
