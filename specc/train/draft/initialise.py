@@ -1,7 +1,7 @@
 """The head before training: what of the target can stand in its place.
 
-- fc: where all aux features are hidden states, the identity on the last of them. Where readouts of recurrent layers
-  are among them, the ridge regression from the features to the hidden state that enters the target's last layer.
+- fc: the ridge regression from the features to the hidden state that enters the target's last layer one position later:
+  a row of the head predicts the token behind the next one, so that its layer stands where the target's last layer does.
 - The decoder layer: the target's last layer where shapes agree. q, k and v read [embedding, feature]: the feature half
   is the target's, the embedding half small noise. A last layer without attention gives its norms and its MLP; the
   attention is then small noise.
@@ -86,18 +86,13 @@ def initialise_fc(
 ) -> str:
     """Set fc; `texts` are batches of ids [B,T] that a regression is fitted on. Returns what was done."""
     weight = head.fc.weight
-    if all(feature.of != "readout" for feature in shown):
-        width = weight.shape[0]  # a trained head is as wide as the target's hidden states
-        weight.zero_()
-        weight[:, -width:].copy_(torch.eye(width))
-        return "identity on the last aux layer"
     gram, moment = weight.new_zeros(weight.shape[1], weight.shape[1]), weight.new_zeros(weight.shape[1], len(weight))
     for ids in texts:
         features, _ = target.states(ids, shown)
         wanted, _ = target.states(ids, [AuxFeature(last_layer, "input")])
-        x, y = (part.flatten(0, 1).to(weight.dtype) for part in (features, wanted))
+        x, y = (part.flatten(0, 1).to(weight.dtype) for part in (features[:, :-1], wanted[:, 1:]))
         gram += x.T @ x
         moment += x.T @ y
     gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
     weight.copy_(torch.linalg.solve(gram.double(), moment.double()).T)
-    return "ridge regression from the aux features to the input of the target's last layer"
+    return "ridge regression from the aux features to the input of the target's last layer one position later"
