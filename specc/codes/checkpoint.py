@@ -122,6 +122,14 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "a folder whose next_token has a row [5, 5]",
     ),
     Code(
+        "SPC419",
+        "a tensor has values that are no finite numbers",
+        "NaN or an infinity among the weights makes every logit NaN: greedy decoding then repeats one token, and "
+        "sampling has no law to draw from. Each tensor is looked at once, before it is loaded. The file was damaged, "
+        "cut while it was written, or holds the end of a training run that diverged.",
+        "a checkpoint in which model.norm.weight holds NaN",
+    ),
+    Code(
         "SPC420",
         "the model to fetch is not known",
         "`specc fetch` knows a short list of models whose files are pinned by sha256. Any other model in the "

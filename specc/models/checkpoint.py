@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
+from specc.models.finite import all_finite, check_finite, finding
 from specc.models.geometry import Geometry
 from specc.models.safetensors_header import TensorHeader, read_header
 from specc.models.weights import Kind, WeightEntry
@@ -65,8 +66,9 @@ def load_checkpoint(
     """The weights of `table` from `folder`, by logical name; a tuple of one tensor per layer if `per_layer`.
 
     Floating-point weights are converted to `dtype`; `d2t` becomes int64 and `t2d` stays bool. Absent optional
-    weights have no key. Raises DiagnosticError with all findings (SPC401 and SPC403 to SPC409).
+    weights have no key. Raises DiagnosticError with all findings (SPC401 and SPC403 to SPC409; SPC419 for NaN).
     """
+    findings: list[Diagnostic] = []
     wanted = check_checkpoint(folder, table, geometry.num_hidden_layers)
     with _trusted(folder), ExitStack() as stack:
         files: dict[Path, Any] = {}
@@ -75,6 +77,8 @@ def load_checkpoint(
             if header.file not in files:
                 files[header.file] = stack.enter_context(safe_open(header.file, framework="pt", device="cpu"))
             tensor: torch.Tensor = files[header.file].get_tensor(item.stored_name)
+            if not all_finite(tensor):
+                findings.append(finding(header.file, item.stored_name, tensor))
             return tensor.to(device=device, dtype=FIXED_TYPES.get(item.entry.kind, dtype))
 
         collected: dict[str, dict[int, list[torch.Tensor]]] = {}
@@ -82,6 +86,8 @@ def load_checkpoint(
             if item.header is not None:
                 layers = collected.setdefault(item.entry.name, {})
                 layers.setdefault(item.layer, []).append(read(item, item.header))
+    if findings:
+        raise DiagnosticError(findings[:MAX_LISTED])
     whole = {
         name: tuple(parts[0] if len(parts) == 1 else torch.cat(parts) for parts in layers.values())
         for name, layers in collected.items()
@@ -101,6 +107,12 @@ def check_checkpoint(folder: Path, table: Sequence[WeightEntry], num_layers: int
     if findings:
         raise DiagnosticError(findings)
     return wanted
+
+
+def check_values(folder: Path, table: Sequence[WeightEntry], num_layers: int) -> None:
+    """`check_checkpoint`, then every tensor of `table` is read: SPC419 for one with NaN or an infinity."""
+    wanted = check_checkpoint(folder, table, num_layers)
+    check_finite((item.header.file, item.stored_name) for item in wanted if item.header is not None)
 
 
 @contextmanager

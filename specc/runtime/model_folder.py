@@ -8,7 +8,7 @@ from pathlib import Path
 from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.lower.drafts.state import head_weight_table
 from specc.models.bigram import read_bigram
-from specc.models.checkpoint import check_checkpoint
+from specc.models.checkpoint import check_values
 from specc.models.families import checkpoint_geometry
 from specc.models.geometry import Geometry
 from specc.models.weights import weight_table
@@ -44,11 +44,12 @@ def find_model(name: str) -> Path:
 def check_target(loaded: LoadedSpec, folder: Path) -> None:
     """Raise DiagnosticError unless the folder holds the model that the spec describes.
 
-    SPC410: a size differs, with both values and the spec's place; SPC401 to SPC409: the folder itself is wrong.
+    SPC410: a size differs, with both values and the spec's place; SPC401 to SPC409: the folder itself is wrong;
+    SPC419: a weight is NaN or infinite.
     """
     geometry = loaded.spec.target.geometry
     _raise_all(geometry_differences(loaded, geometry, folder, "target"))
-    check_checkpoint(folder, weight_table(geometry), geometry.num_hidden_layers)
+    check_values(folder, weight_table(geometry), geometry.num_hidden_layers)
 
 
 def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
@@ -59,11 +60,11 @@ def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
     geometry, eagle = loaded.spec.draft_geometry, loaded.spec.eagle_geometry
     if geometry is not None:
         _raise_all(geometry_differences(loaded, geometry, folder, "draft"))
-        check_checkpoint(folder, weight_table(geometry), geometry.num_hidden_layers)
+        check_values(folder, weight_table(geometry), geometry.num_hidden_layers)
     if loaded.spec.bigram_geometry is not None:
         read_bigram(folder, loaded.spec.bigram_geometry)
     if eagle is not None:
-        check_checkpoint(folder, head_weight_table(eagle), 1)
+        check_values(folder, head_weight_table(eagle), 1)
 
 
 def geometry_differences(loaded: LoadedSpec, expected: Geometry, folder: Path, section: str) -> Iterator[Diagnostic]:
