@@ -12,6 +12,7 @@ from specc.backends.printing.module import generate
 from specc.backends.triton.compose import whole_steps
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
+from specc.backends.triton.recurrent import recurrent_layers
 from specc.backends.triton.regions import plan
 from specc.backends.triton.runtime.decoder import Decoder
 from specc.backends.triton.vocabulary import vocabulary_kernels
@@ -55,7 +56,8 @@ class TritonBackend:
         if found:
             raise DiagnosticError(found)
         graphs = {
-            name: batch_layers(moved_windows(vocabulary_kernels(graph)))[0] for name, graph in program.graphs.items()
+            name: batch_layers(recurrent_layers(moved_windows(vocabulary_kernels(graph)))[0])[0]
+            for name, graph in program.graphs.items()
         }
         return generate(DIALECT, program.with_graphs(**graphs), module)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.dot import rounded
 
@@ -24,11 +25,13 @@ def input_rows(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
 
 
 @triton.jit
-def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt, W: tl.constexpr, BN: tl.constexpr,
-                    BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+def tree_conv_nodes(window, x, weight, bias, parent, y, kept, N, C, stride_xb, stride_xt, W: tl.constexpr,
+                    BN: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr, KEEP: tl.constexpr,
+                    DEPENDENT: tl.constexpr):  # fmt: skip
     """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N / BN, B).
 
     x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 the context, node i is i + 1.
+    KEEP: `kept` [B,N,C] gets x. DEPENDENT: started beside the kernel in front of it, but for the weights.
     """
     node = tl.program_id(1) * BN + tl.arange(0, BN)[:, None]
     b = tl.program_id(2).to(tl.int64)
@@ -37,6 +40,12 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
     x += b * stride_xb
     window += b * (W - 1) * C
     total = tl.zeros([BN, BC], tl.float32)
+    scales = ()
+    for tap in tl.static_range(W):
+        scales = scales + (tl.load(weight + channel * W + tap, mask=channel < C, other=0.0).to(tl.float32),)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     # Rows from the newest to the oldest; the sum runs the other way round, so they are found twice.
     for tap in tl.static_range(W):
         row = node
@@ -46,13 +55,14 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
                 row = tl.where(row >= 0, above, row - 1)
             else:
                 row -= 1
-        scale = tl.load(weight + channel * W + tap, mask=channel < C, other=0.0).to(tl.float32)
         taken = input_rows(x, window, row, channel, inside, stride_xt, C, W)
-        total = tl.fma(taken, tl.broadcast_to(scale, [BN, BC]), total)
+        total = tl.fma(taken, tl.broadcast_to(scales[tap], [BN, BC]), total)
     if BIAS:
         total += tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)
     out = total / (1.0 + tl.exp(-total))
     tl.store(y + (b * N + node) * C + channel, rounded(out, y), mask=inside)
+    if KEEP:
+        tl.store(kept + (b * N + node) * C + channel, rounded(taken, kept), mask=inside)
 
 
 @triton.jit

@@ -14,17 +14,9 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.dot import INTERPRETED
+from specc.backends.triton.kernels.region_math import sigmoid, softplus
 
 EPS = tl.constexpr(1e-6)
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + e^x); x itself above 20. A short series where 1 + e^x would lose e^x's digits."""
-    y = tl.exp(tl.minimum(x, 20.0))
-    z = tl.minimum(y, 1.0)
-    series = z * (1.0 + z * (-0.5 + z * (1.0 / 3.0 + z * (-0.25 + z * 0.2))))
-    return tl.where(x > 20.0, x, tl.where(y < 0.03, series, tl.log(1.0 + y)))
 
 
 @triton.jit
@@ -34,8 +26,8 @@ def gates(g, beta, a_log, dt_bias, hv, GATE: tl.constexpr):
     g = g.to(tl.float32)
     beta = beta.to(tl.float32)
     if GATE > 0:
-        g = -tl.exp(tl.load(a_log + hv).to(tl.float32)) * softplus(g + tl.load(dt_bias + hv).to(tl.float32))
-        beta = GATE / (1.0 + tl.exp(-beta))
+        g = softplus(g + tl.load(dt_bias + hv).to(tl.float32)) * -tl.exp(tl.load(a_log + hv).to(tl.float32))
+        beta = GATE * sigmoid(beta)
     return g, beta
 
 

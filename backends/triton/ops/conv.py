@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specc.backends.triton.kernels.conv import conv_one, last_inputs, tree_conv_nodes
-from specc.backends.triton.launch.core import power_of_two
+from specc.backends.triton.launch.core import interpreted, power_of_two
 
 Tensor = torch.Tensor
 CHANNELS = 256
@@ -16,20 +16,23 @@ NODES = 4
 
 def taps(
     window: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, parent_row: Tensor | None,
-    channels: int = CHANNELS, nodes: int = NODES, warps: int = 4,
+    channels: int = CHANNELS, nodes: int = NODES, warps: int = 4, kept: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """silu of the convolution of x [B,N,C] along each node's path (None: a chain), then `window` [B,W-1,C]."""
+    """silu of the convolution of x [B,N,C] along each node's path (None: a chain), then `window` [B,W-1,C]; `kept`
+    [B,N,C] gets x."""
     x = x if x.stride(2) == 1 else x.contiguous()
     batch, count, width = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block, rows = min(channels, power_of_two(width)), min(nodes, power_of_two(count))
+    beside = not interpreted()
     tree_conv_nodes[(-(-width // block), -(-count // rows), batch)](
         window, x, weight,
         weight if bias is None else bias,
         x if parent_row is None else parent_row,
-        y, count, width, x.stride(0), x.stride(1),
+        y, y if kept is None else kept, count, width, x.stride(0), x.stride(1),
         W=weight.shape[2], BN=rows, BC=block, BIAS=bias is not None, TREE=parent_row is not None,
-        num_warps=warps, num_stages=1,
+        KEEP=kept is not None, DEPENDENT=beside, num_warps=warps, num_stages=1,
+        **({"launch_pdl": True} if beside else {}),
     )  # fmt: skip
     return y
 

@@ -21,6 +21,7 @@ from specc.backends.triton.ops.delta_tables import (
     tree_config,
     walk_config,
 )
+from specc.backends.triton.ops.linear import arrived
 
 Tensor = torch.Tensor
 AHEAD = 32
@@ -59,7 +60,23 @@ class Gate(NamedTuple):
     a_log: Tensor
     dt_bias: Tensor
     out: Tensor
-    scale: int = 1
+    scale: float = 1
+
+
+class Finish(NamedTuple):
+    """What stands behind the rule in the same launch: `out` [B,N,HV,V] = rms_norm(o) weight silu(gate).
+
+    gate [B,N,H,G V] by key head, weight [V]; with `k_out` [B,N,H,K] and `g_out` [B,N,HV] the rows' k and g [B,N,HV] are
+    kept there, when nobody reads what was there before.
+    """
+
+    gate: Tensor
+    weight: Tensor
+    eps: float
+    out: Tensor
+    k_out: Tensor | None = None
+    g: Tensor | None = None
+    g_out: Tensor | None = None
 
 
 def side_by_side(x: Tensor) -> Tensor:
@@ -156,8 +173,7 @@ def launch_prepare(
 ) -> None:
     """The tree schedule's first phase: the N x N part into `work`.
 
-    Launched plainly, never beside the kernel in front of it: the second phase reads its own operands before it waits
-    for this one, and they have to be complete by the time that this one starts.
+    g and beta are [B,N,HV], or (raw a and b, with a gate) [B,N,H,G] by key head.
     """
     q, k, v, g, beta = rows
     batch, nodes, heads, keys = k.shape
@@ -165,6 +181,9 @@ def launch_prepare(
     waiting = pending or Pending(state, state, state, None, state, 0)
     path = waiting.path
     rows_kept = 0 if pending is None else pending.k.shape[1]
+    beside = not interpreted()
+    # One warp has no registers left for the gates.
+    warps = config.prepare_warps if gate is None else max(config.prepare_warps, 2)
     delta_tree_prepare[(value_heads, batch, 1 if pending is None else 2)](
         q, k, g, beta, as_bytes(mask, state),
         state if gate is None else gate.a_log,
@@ -174,17 +193,20 @@ def launch_prepare(
         state if path is None else path,
         waiting.count, nodes, rows_kept if path is None else path.shape[1], rows_kept, heads, value_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
+        g.stride(2) if g.dim() == 4 else value_heads // heads,
+        beta.stride(2) if beta.dim() == 4 else value_heads // heads,
         K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=0 if pending is None else pending_room(pending),
         BK=min(power_of_two(keys, 16), config.prepare_bk),
-        W=max(32 * config.prepare_warps, tile),
-        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=not interpreted(),
-        num_warps=config.prepare_warps,
+        W=max(32 * warps, tile),
+        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=beside,
+        num_warps=warps, **(PDL if beside else {}),
     )  # fmt: skip
 
 
 def launch_apply(
-    state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig
-) -> None:
+    state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig,
+    finish: Finish | None = None,
+) -> None:  # fmt: skip
     """The second phase: the state against all nodes' rows, then what `work` holds."""
     q, k, v, _, _ = rows
     batch, nodes, heads, keys = k.shape
@@ -194,14 +216,25 @@ def launch_apply(
     rows_kept = 0 if pending is None else pending.k.shape[1]
     block = max(min(config.bv, power_of_two(values)), 16)
     beside = not interpreted()
+    gate = q if finish is None else finish.gate
     delta_tree_apply[(-(-values // block), value_heads, batch)](
         state, q, k, v, work, o, u, waiting.k, waiting.u,
         state if path is None else path,
-        waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
+        waiting.count, waiting.window, gate,
+        state if finish is None else finish.weight,
+        state if finish is None else finish.out,
+        state if finish is None or finish.k_out is None else finish.k_out,
+        state if finish is None or finish.g is None else finish.g,
+        state if finish is None or finish.g_out is None else finish.g_out,
+        state if finish is None else arrived(state.device),
+        0.0 if finish is None else finish.eps,
+        nodes, rows_kept if path is None else path.shape[1], rows_kept,
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        gate.stride(0), gate.stride(1), gate.stride(2),
         K=keys, V=values, T=power_of_two(nodes, 16), R=0 if pending is None else pending_room(pending), BV=block,
         BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None,
-        HOLD=config.hold, PDL=beside,
+        HOLD=config.hold, SHARE=0 if finish is None else value_heads // heads,
+        FACTORS=finish is not None and finish.k_out is not None, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 
@@ -215,6 +248,7 @@ def launch_tree(
     pending: Pending | None = None,
     gate: Gate | None = None,
     config: TreeConfig | None = None,
+    finish: Finish | None = None,
 ) -> None:
     """The tree schedule in two phases. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
     batch, nodes, value_heads, values = rows.v.shape
@@ -222,11 +256,11 @@ def launch_tree(
     config = config or tree_config(rows.k.shape[3], values, tile, batch * value_heads, pending is not None)
     work = workspace(state, nodes, pending)
     launch_prepare(state, rows, mask, work, pending, gate, config)
-    launch_apply(state, rows, work, o, u, pending, config)
+    launch_apply(state, rows, work, o, u, pending, config, finish)
 
 
 PDL = {"launch_pdl": True}
-"""The second phase starts beside the first and waits itself."""
+"""A kernel starts beside the one in front of it and waits itself."""
 
 
 def heavy_light(parent_row: Tensor, mask: Tensor) -> Tensor:

@@ -9,7 +9,19 @@ import torch
 from torch.fx import Node
 
 from specc.backends.printing.dialect import Call, Variant
-from specc.backends.triton.ops import attention, cache, conv, delta, delta_variants, draft, linear, moe, sampling, vocab
+from specc.backends.triton.ops import (
+    attention,
+    cache,
+    conv,
+    delta,
+    delta_step,
+    delta_variants,
+    draft,
+    linear,
+    moe,
+    sampling,
+    vocab,
+)
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -42,6 +54,8 @@ FUNCTIONS: tuple[Function, ...] = (
     delta.delta_rule_commit,
     delta.delta_rule_commit_,
     delta.delta_rule_commit_layers_,
+    delta_step.delta_step_,
+    delta_step.delta_tree_step_,
     draft.int_table,
     draft.pack_tree,
     draft.score_rank,

@@ -1,0 +1,55 @@
+"""The norm over a head's outputs and its gate, behind the delta rule: in one order of addition for all kernels."""
+
+# Triton's language, not Python's types.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specc.backends.triton.kernels.dot import rounded
+from specc.backends.triton.kernels.region_math import silu
+
+
+@triton.jit
+def pair_sums(x):
+    """[R] sums of x [R,N], N < 2^16 a power of two: neighbours are added, then their sums, and so on.
+
+    `tl.sum` adds in an order that depends on how a tensor lies in threads, so two kernels could differ in a bit.
+    """
+    R: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1]
+    for level in tl.static_range(1, 16):
+        if N >> level > 0:
+            left, right = tl.split(tl.reshape(x, [R, N >> level, 2]))
+            x = left + right
+    return tl.reshape(x, [R])
+
+
+@triton.jit
+def square_sums(x):
+    """`pair_sums` of squares. The multiply-add adds nothing: no compiler can make it part of the sum."""
+    return pair_sums(tl.fma(x, x, tl.zeros_like(x)))
+
+
+@triton.jit
+def normed(o, weight, gate, eps, like, V: tl.constexpr):
+    """rms_norm(o) weight silu(gate) of [R,VP] in float32, zeros beyond V: rounded after each of the three steps."""
+    scale = tl.rsqrt(tl.div_rn(square_sums(o), tl.full([], V, tl.float32)) + eps)
+    head = rounded(o * scale[:, None] * weight[None, :], like).to(tl.float32)
+    return rounded(head * rounded(silu(gate), like).to(tl.float32), like)
+
+
+@triton.jit
+def gated_norm(o, gate, norm, out, eps, R: tl.constexpr, V: tl.constexpr):
+    """`normed` of R heads side by side, which other programs have written; no program waits for another here."""
+    ROWS: tl.constexpr = triton.next_power_of_2(R)
+    WIDE: tl.constexpr = triton.next_power_of_2(V)
+    column = tl.arange(0, WIDE)
+    at = tl.arange(0, ROWS)[:, None] * V + column[None, :]
+    inside = (at < R * V) & (column < V)[None, :]
+    weight = tl.load(norm + column, mask=column < V, other=0.0).to(tl.float32)
+    outputs = tl.load(o + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    gates = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, normed(outputs, weight, gates, eps, out, V), mask=inside)
