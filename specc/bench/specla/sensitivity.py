@@ -23,7 +23,6 @@ from specc.bench.specla.planted import depth_of, expected_acceptance_length
 from specc.bench.specla.simulated import Run, Simulated, predictable, simulated
 from specc.bench.step_cases import Case, prompt_of, weights_on
 from specc.bench.step_stand import brought_up, captured, replayed
-from specc.check.weights import head_weights
 from specc.runtime.module import GeneratedModule, import_source
 from specc.spec import LoadedSpec
 
@@ -130,13 +129,8 @@ def stand_of(bench: Bench, shape: Shape) -> Simulated:
 def head_us(bench: Bench, shape: Shape) -> Row:
     """Microseconds of a draft of the shape by an EAGLE-3 head of the geometry with random weights; CUDA only."""
     loaded = bench.head_loaded(shape)
-
-    def change(logical: dict[str, Any]) -> None:
-        moved = {name: _cast(value, bench.device) for name, value in head_weights(loaded.spec, 0).items()}
-        logical |= moved
-
     module = bench.module(loaded)
-    stand = brought_up(bench.case, loaded, module, 1, bench.device, change)
+    stand = brought_up(bench.case, loaded, module, 1, bench.device)
     with torch.no_grad():
         stand.step()  # the root's features are those of a step
         if bench.device.type != "cuda":
@@ -144,13 +138,6 @@ def head_us(bench: Bench, shape: Shape) -> Row:
             return {"nodes": int(stand.drafted.valid.sum())}
         found = replayed(captured(stand.make_draft), stand.moving())
     return found.row("draft_us") | {"nodes": int(stand.drafted.valid.sum())}
-
-
-def _cast(value: Any, device: torch.device) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_cast(part, device) for part in value)
-    moved: torch.Tensor = value.to(device)
-    return moved.bfloat16() if moved.is_floating_point() else moved
 
 
 def shape_rows(bench: Bench, shape: Shape) -> Iterator[Row]:
