@@ -45,8 +45,8 @@ def four(row, place):
 
 @triton.jit
 def substitute(scratch, work, T: tl.constexpr, W: tl.constexpr):
-    """The diagonal blocks of 16 of X = (I + A)^-1 into the even rows of `work` [2T,T], column by column in threads; for
-    T = 16 the rows of P X into the odd ones as well. W >= T: the threads there are.
+    """The diagonal blocks of 16 of X = (I + A)^-1 into the even rows of `work` [2T,T], column by column in threads.
+    W >= T: the threads there are.
 
     `scratch` holds rows of A and P by turns. Row i of a block is e_i - sum_j A_ij X_j: no two threads exchange
     anything, the numbers A_ij come from memory for all of a block's columns alike and wait for nothing.
@@ -57,20 +57,12 @@ def substitute(scratch, work, T: tl.constexpr, W: tl.constexpr):
     rows = ()
     for i in tl.static_range(16):
         x = tl.where(column % 16 == i, 1.0, 0.0)
-        outer = tl.zeros([W], tl.float32)
         for first in tl.static_range(0, i, 4):
             a = four(scratch + 2 * i * T + first, place)
-            if T == 16:
-                p = four(scratch + (2 * i + 1) * T + first, place)
             for j in tl.static_range(first, min(first + 4, i)):
                 x = tl.fma(-a[j - first], rows[j], x)
-                if T == 16:
-                    outer = tl.fma(p[j - first], rows[j], outer)
         rows = rows + (x,)  # the compiler knows no other way
         tl.store(out + 2 * i * T, x, mask=column < T)
-        if T == 16:
-            outer = tl.fma(tl.load(scratch + (2 * i + 1) * T + i), x, outer)
-            tl.store(out + (2 * i + 1) * T, outer, mask=column < T)
 
 
 @triton.jit
@@ -80,6 +72,33 @@ def square(a, b, T: tl.constexpr):
         return dot_vector(a, b, tl.zeros([T, T], tl.float32))
     else:
         return dot_float32(a, b, tl.zeros([T, T], tl.float32))
+
+
+@triton.jit
+def substitute_all(scratch, work, T: tl.constexpr, W: tl.constexpr):
+    """All of X and of P X into `work`, as `substitute` and `merge`: W / T threads go through the same column of X, each
+    for its share of the rows of P X."""
+    PARTS: tl.constexpr = W // T
+    thread = tl.arange(0, W)
+    column, part = thread % T, thread // T
+    same = (thread // W)[:, None] * 16
+    rows = ()
+    for i in tl.static_range(T):
+        x = tl.where(column == i, 1.0, 0.0)
+        for first in tl.static_range(0, i, 4):
+            a = four(scratch + 2 * i * T + first, same)
+            for j in tl.static_range(first, min(first + 4, i)):
+                x = tl.fma(-a[j - first], rows[j], x)
+        rows = rows + (x,)  # the compiler knows no other way
+        tl.store(work + 2 * i * T + column, x, mask=thread < T)
+    at = work + T + part * (2 * T) + column
+    for block in tl.static_range(0, T, PARTS):
+        outer = tl.zeros([W], tl.float32)
+        for first in tl.static_range(0, min(block + PARTS, T), 4):
+            p = four(scratch + (2 * block + 1) * T + first, (part * (2 * T))[:, None])
+            for j in tl.static_range(first, first + 4):
+                outer = tl.fma(p[j - first], rows[j], outer)
+        tl.store(at + 2 * block * T, outer, mask=block + part < T)
 
 
 @triton.jit
@@ -107,8 +126,10 @@ def solve(lower, outer, work, scratch, T: tl.constexpr, LEVELS: tl.constexpr, W:
     tl.store(scratch + at, lower)
     tl.store(scratch + T + at, outer)
     tl.debug_barrier()
-    substitute(scratch, work, T, W)
-    if T > 16:
+    if T <= 32:
+        substitute_all(scratch, work, T, W)
+    else:
+        substitute(scratch, work, T, W)
         tl.debug_barrier()
         merge(scratch, work, T, LEVELS)
 
