@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,27 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)  # an interrupt, or text that UTF-8 can't hold
         raise
+
+
+@contextmanager
+def replacing(path: Path, *further: type[Exception], remedy: str = CHECK) -> Iterator[Path]:
+    """The path of a temporary file beside `path`: renamed to `path` at the end of the block, removed where it fails.
+
+    Raises DiagnosticError (SPC460) for an OSError in the block, and for what a library raises in its place (`further`).
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except (OSError, *further) as problem:
+        raise cannot_write(path, reason_of(problem), remedy) from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def reason_of(problem: Exception) -> str:
+    """Why a file could not be written, in the words of the system, or of the library that did not pass those on."""
+    return getattr(problem, "strerror", None) or str(problem).splitlines()[0]
 
 
 def write_json(path: Path, value: Any, indent: int = 2) -> None:

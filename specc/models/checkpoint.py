@@ -23,7 +23,7 @@ from specc.models.finite import all_finite, check_finite, finding
 from specc.models.geometry import Geometry
 from specc.models.safetensors_header import TensorHeader, read_header
 from specc.models.weights import Kind, WeightEntry
-from specc.output import write_json
+from specc.output import make_folder, replacing, write_json
 
 Weights: TypeAlias = dict[str, torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -256,9 +256,10 @@ def save_checkpoint(
     """Write `weights` and config.json so that `load_checkpoint` and transformers can load them.
 
     With `num_shards` > 1 the tensors are dealt out over that many files and an index. Every file is written
-    under a temporary name and renamed. Raises KeyError if a weight that is not optional is absent.
+    under a temporary name and renamed. Raises KeyError if a weight that is not optional is absent, DiagnosticError
+    (SPC460) if a file can't be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tensors = stored_tensors(weights, table)
     shards: list[dict[str, torch.Tensor]] = [{} for _ in range(num_shards)]
     for position, (name, tensor) in enumerate(sorted(tensors.items())):
@@ -266,9 +267,8 @@ def save_checkpoint(
     weight_map: dict[str, str] = {}
     for position, shard in enumerate(shards):
         name = SINGLE if num_shards == 1 else f"model-{position + 1:05}-of-{num_shards:05}.safetensors"
-        temporary = folder / f".{name}.tmp-{os.getpid()}"
-        save_file(shard, temporary, metadata={"format": "pt"})
-        os.replace(temporary, folder / name)
+        with replacing(folder / name, SafetensorError) as temporary:
+            save_file(shard, temporary, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, name)
     if num_shards > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())

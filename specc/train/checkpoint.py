@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,16 +11,20 @@ from typing import Any
 import torch
 
 from specc.diagnostics import DiagnosticError, error
-from specc.output import cannot_write, write_text
+from specc.output import cannot_write, reason_of, replacing, write_text
 
 CHECKPOINT = "checkpoint.pt"
 LOG = "training_log.jsonl"
+ROOM = "make room; the same command goes on"
 
 
 def append_log(folder: Path, record: Mapping[str, Any]) -> None:
-    """Append a line to the log."""
-    with (folder / LOG).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(record) + "\n")
+    """Append a line to the log. Raises DiagnosticError (SPC460) where it can't be written."""
+    try:
+        with (folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+    except OSError as problem:
+        raise cannot_write(folder / LOG, reason_of(problem), ROOM) from problem
 
 
 def cut_log(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
@@ -38,14 +41,9 @@ def write_checkpoint(folder: Path, content: Mapping[str, Any]) -> None:
 
     Raises DiagnosticError (SPC460) where it can't be written.
     """
-    temporary = folder / f".{CHECKPOINT}.tmp-{os.getpid()}"
-    try:
+    # torch reports a full disk as a RuntimeError of its archive writer
+    with replacing(folder / CHECKPOINT, RuntimeError, remedy=ROOM) as temporary:
         torch.save(dict(content), temporary)
-        os.replace(temporary, folder / CHECKPOINT)
-    except (OSError, RuntimeError) as problem:  # torch reports a full disk as a RuntimeError of its archive writer
-        temporary.unlink(missing_ok=True)
-        reason = getattr(problem, "strerror", None) or "the checkpoint did not fit"
-        raise cannot_write(folder / CHECKPOINT, reason, "make room; the same command goes on") from problem
 
 
 def read_checkpoint(folder: Path, device: torch.device, restore: Callable[[Mapping[str, Any]], None]) -> None:

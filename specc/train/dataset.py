@@ -22,6 +22,7 @@ import numpy.typing as npt
 import tokenizers
 
 from specc.diagnostics import DiagnosticError, error
+from specc.output import cannot_write, make_folder, reason_of
 from specc.train.bpe import END_ID, encode_all, train_tokenizer
 from specc.train.corpus import Corpus, build_corpus
 from specc.train.readers import Document
@@ -74,17 +75,20 @@ def domain_stream(data: Dataset, domain: int) -> Tokens:
 
 
 def prepare(recipe: Recipe, root: Path, folder: Path, vocab_size: int) -> Dataset:
-    """Build the folder unless it is there; returns what it holds. SPC471 if sources are missing."""
+    """Build the folder unless it is there; returns what it holds. SPC471 if sources are missing, SPC460 if
+    it can't be written: then nothing of it is left."""
     if not folder.is_dir():
         check_sources(recipe, root)
         corpus = build_corpus(recipe, root)
         if not corpus.train or not corpus.held_out:
             raise DiagnosticError([error("SPC471", f"the recipe `{recipe.name}` gives too few documents to split")])
         temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-        temporary.mkdir(parents=True)
+        make_folder(temporary)
         try:
             _write(temporary, corpus, recipe, vocab_size)
             os.replace(temporary, folder)
+        except OSError as problem:
+            raise cannot_write(folder, reason_of(problem), "make room; the same command begins anew") from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return load_dataset(folder)
@@ -92,7 +96,7 @@ def prepare(recipe: Recipe, root: Path, folder: Path, vocab_size: int) -> Datase
 
 def _write(folder: Path, corpus: Corpus, recipe: Recipe, vocab_size: int) -> None:
     tokenizer = train_tokenizer((document.text for document in corpus.train), vocab_size)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     stream = stream_of(tokenizer, corpus.train)
     domains = sorted({document.domain for document in corpus.held_out})
     domain = np.array([domains.index(document.domain) for document in corpus.train])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
-from specc.output import write_json, write_text
+from specc.output import make_folder, replacing, write_json, write_text
 from specc.train.bpe import END
 from specc.train.gated_delta import GatedDeltaConfig, GatedDeltaModel
 
@@ -39,9 +39,10 @@ def rounded(model: GatedDeltaModel) -> GatedDeltaModel:
 def export(model: GatedDeltaModel, tokenizer: Path, folder: Path) -> dict[str, str]:
     """Write shards, index, config.json and the tokenizer's files. Returns sha256 by file name.
 
-    Every file is written under a temporary name and renamed, config.json last. ValueError if the model is too large.
+    Every file is written under a temporary name and renamed, config.json last. ValueError if the model is too large,
+    DiagnosticError (SPC460) if a file can't be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tensors = {name: t.detach().bfloat16().cpu().contiguous() for name, t in model.state_dict().items()}
     total = sum(tensor.nbytes for tensor in tensors.values())
     if total > MAX_TOTAL_BYTES:
@@ -50,9 +51,8 @@ def export(model: GatedDeltaModel, tokenizer: Path, folder: Path) -> dict[str, s
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        temporary = folder / f".{name}.tmp-{os.getpid()}"
-        save_file(shard, temporary, metadata={"format": "pt"})
-        os.replace(temporary, folder / name)
+        with replacing(folder / name, SafetensorError) as temporary:
+            save_file(shard, temporary, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, name)
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     write_text(folder / "tokenizer.json", tokenizer.read_text("utf-8"))

@@ -8,7 +8,6 @@ files.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from specc.bench.evaluation.cells import Cell, code_fingerprint, fingerprint_of, key_of
 from specc.bench.evaluation.store import Store
-from specc.output import cannot_write, make_folder
+from specc.output import make_folder, replacing
 from specc.runtime.session import Session
 from specc.spec import LoadedSpec, fingerprint
 from specc.tune.evidence import Recorded, TextSpan
@@ -117,11 +116,5 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _write(path: Path, arrays: Mapping[str, Any]) -> None:
     """Under a temporary name, then renamed. Raises DiagnosticError (SPC460)."""
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(temporary, path)
-    except OSError as reason:
-        temporary.unlink(missing_ok=True)
-        raise cannot_write(path, str(reason.strerror)) from reason
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)

@@ -19,6 +19,7 @@ from specc.train.corpus import build_corpus, forbidden_ngrams, shares_ngram, spl
 from specc.train.dataset import Dataset, Tokens, domain_stream, load_dataset, prepare
 from specc.train.readers import Document
 from specc.train.recipe import Recipe, Source, builtin_recipe, load_recipe
+from tests.unit.disk_fixtures import files_up_to
 
 THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirteen"
 
@@ -207,3 +208,15 @@ def test_the_builtin_recipe_needs_no_data() -> None:
 def test_a_folder_that_is_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError, match="is no prepared corpus"):
         load_dataset(tmp_path)
+
+
+def test_a_full_disk_leaves_no_half_corpus(recipe: Recipe, root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "corpus"
+    with files_up_to(4096), pytest.raises(DiagnosticError) as caught:
+        prepare(recipe, root, folder, 300)
+    (found,) = caught.value.diagnostics
+    assert found.code == "SPC460"
+    assert str(folder) in found.message
+    assert found.help
+    assert list(folder.parent.iterdir()) == []
+    assert prepare(recipe, root, folder, 300).facts["train_documents"] > 0

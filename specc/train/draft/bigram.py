@@ -11,7 +11,6 @@ token which was never seen is followed by the most frequent ones, and siblings a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor
 from specc.diagnostics import DiagnosticError, error
 from specc.models.bigram import NEXT_LOG_PROB, NEXT_TOKEN, BigramGeometry, bigram_config
 from specc.models.checkpoint import SINGLE
-from specc.output import cannot_write, make_folder, write_json
+from specc.output import make_folder, replacing, write_json
 
 CANDIDATES = 8
 STRENGTH = 1.0
@@ -108,13 +107,8 @@ def write_bigram(folder: Path, made: Bigram, facts: Mapping[str, Any] | None = N
     Raises DiagnosticError (SPC460) where the folder can't be written to.
     """
     make_folder(folder)
-    temporary = folder / f".{SINGLE}.tmp-{os.getpid()}"
     tables = {NEXT_TOKEN: made.next_token.contiguous(), NEXT_LOG_PROB: made.next_log_prob.contiguous()}
-    try:
+    with replacing(folder / SINGLE, SafetensorError) as temporary:
         save_file(tables, temporary, metadata={"format": "pt"})
-        os.replace(temporary, folder / SINGLE)
-    except (OSError, SafetensorError) as problem:
-        temporary.unlink(missing_ok=True)
-        raise cannot_write(folder / SINGLE, getattr(problem, "strerror", None) or str(problem)) from problem
     write_json(folder / "config.json", bigram_config(made.geometry))
     write_json(folder / "recipe.json", {"kind": "bigram", **made.facts, **(facts or {})})

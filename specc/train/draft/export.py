@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specc.models.geometry import EagleGeometry
 from specc.models.written_config import scaling_config
-from specc.output import cannot_write, make_folder, umask, write_json
+from specc.output import make_folder, replacing, umask, write_json
 from specc.train.draft.head import EagleHead
 
 INDEX = "model.safetensors.index.json"
@@ -75,14 +75,9 @@ def export_head(head: EagleHead, folder: Path, config: Mapping[str, Any]) -> dic
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        temporary = folder / f".{name}.tmp-{os.getpid()}"
-        try:
+        with replacing(folder / name, SafetensorError) as temporary:
             save_file(shard, temporary, metadata={"format": "pt"})
             os.chmod(temporary, 0o666 & ~umask())  # some versions of safetensors make private files
-            os.replace(temporary, folder / name)
-        except (OSError, SafetensorError) as problem:
-            temporary.unlink(missing_ok=True)
-            raise cannot_write(folder / name, getattr(problem, "strerror", None) or str(problem)) from problem
         weight_map |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})

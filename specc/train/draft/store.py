@@ -10,7 +10,6 @@ Shards that hold more than texts (prompts on their way) may have further tensors
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specc.diagnostics import DiagnosticError, error
-from specc.output import cannot_write, make_folder, write_json
+from specc.output import make_folder, replacing, write_json
 
 SCHEMA = "specc.training_text/1"
 INDEX = "index.json"
@@ -110,13 +109,8 @@ def read_index(folder: Path) -> StoreIndex:
 def write_shard(path: Path, texts: Texts, **further: Tensor) -> None:
     """Write one shard under a temporary name and rename it. SPC460 if it can't be written."""
     tensors = {"tokens": texts.tokens, "starts": texts.starts, "prompt_lengths": texts.prompt_lengths} | further
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
+    with replacing(path, SafetensorError) as temporary:
         save_file(tensors, temporary)
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as problem:
-        temporary.unlink(missing_ok=True)
-        raise cannot_write(path, getattr(problem, "strerror", None) or str(problem)) from problem
 
 
 def read_shard(path: Path) -> tuple[Texts, dict[str, Tensor]]:
