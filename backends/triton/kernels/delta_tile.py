@@ -4,7 +4,7 @@ The K columns of R rows lie as C tensors of E neighbouring columns each. In the 
 by nature a thread holds four neighbours of a row, and a row's threads belong to one warp. So sums over K are
 multiply-adds in a thread and then a few exchanges inside a warp, and a token's key [E] reaches the threads by a load of
 their own. Rows and warps are not part of the order of those sums, so equal inputs give equal bits in every kernel as
-long as a thread holds four numbers of each tensor at least (R E >= 128 warps). E is part of it: it belongs to a geometry.
+long as a thread holds four numbers of each tensor at least (R E >= 128 warps). E is part of it, and is a geometry's.
 """
 
 # Triton's language, not Python's types.
