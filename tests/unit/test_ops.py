@@ -37,6 +37,7 @@ STATE = random(B, HQ, 3, D)
 ROWS = (random(B, R, HKV, D), random(B, R, HKV, D, seed=1), random(B, R, HQ, 3), -random(B, R, HQ).abs())
 ROWS = (*ROWS, torch.sigmoid(random(B, R, HQ, seed=2)))
 FACTORS = (ROWS[1], random(B, R, HQ, 3, seed=5), ROWS[3])
+ROPED = (KN[:, :M], VN[:, :M], random(B, M, D // 2), random(B, M, D // 2, seed=1))
 PATH = torch.tensor([[0, 2, 3], [1, 0, 0]])
 STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
@@ -92,6 +93,10 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "causal_attention": [(Q, KC, VC, LENGTH, KN, VN, POSITIONS, 1, 0.3, window) for window in (0, 2)],
     "tree_attention_cached": [(Q, KC, VC, LENGTH - 2, MASK, POSITIONS, 0.3, 0)],
     "causal_attention_cached": [(Q, KC, VC, LENGTH - 2, POSITIONS, 1, 0.3, 0)],
+    "rope_attention_": [
+        (Q, *ROPED, KC.clone(), VC.clone(), LENGTH - 1, count, mask, 0.3, False)
+        for count, mask in ((None, None), (ints(3, 1), MASK[..., :M].contiguous()))
+    ],
     "ancestor_mask": [(PARENT_ROW, VALID)],
     "append_rows": [(KC, KN, ints(1, 2), ints(0, 4))],
     "append_rows_": [(KC.clone(), KN, ints(1, 2), ints(0, 4)), (KC.clone(), KN, ints(1, 2))],

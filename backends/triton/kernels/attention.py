@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.attention_parts import leave_part
 from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
 
@@ -98,13 +99,16 @@ def tail_visible(mask, column, token, position, committed, M, R, offset, window,
 
 @triton.jit
 def columns_of(committed, low, tile, M, R, C, offset, G: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
-               WINDOW: tl.constexpr, SEPARATE: tl.constexpr):  # fmt: skip
-    """(first, clear, end): the tile's columns; those in [first, clear) are seen by all of its rows."""
+               WINDOW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """(first, clear, end): the tile's columns; those in [first, clear) are seen by all of its rows.
+
+    BLOCK: of the new rows too. Only prompts gain by it; and few tokens get the bits of `attention_step`.
+    """
     clear, end = committed, committed + R
     if CAUSAL:
         last = tl.minimum((tile * BM + BM - 1) // G, M - 1)
         end = committed + tl.minimum(offset + last + 1, R)
-        if not SEPARATE:
+        if BLOCK:
             clear = tl.minimum(committed + tl.minimum(offset + tile * BM // G + 1, R), C)
     first = tl.zeros_like(committed)
     if WINDOW:
@@ -131,11 +135,12 @@ def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, D
 
 @triton.jit
 def part_of(part, first, end, S, BN: tl.constexpr, LEAST: tl.constexpr):
-    """[start, stop): the steps of BN columns that are a part of [first, end); empty where there is nothing left."""
+    """(start, stop, live): the steps of BN columns that are a part of [first, end); only the first `live` have any."""
     # The tail's steps take longer: it counts one more.
     start, count = first // BN, tl.cdiv(end, BN) - first // BN + 1
     parts = tl.minimum(S, tl.cdiv(count, LEAST))
-    return start + count * tl.minimum(part, parts) // parts, start + count * tl.minimum(part + 1, parts) // parts
+    stop = start + count * tl.minimum(part + 1, parts) // parts
+    return start + count * tl.minimum(part, parts) // parts, stop, parts
 
 
 @triton.jit
@@ -146,7 +151,7 @@ def prefetch_part(k_head, v_head, length, part, S, R, C, stride_kr, stride_vr, D
     Nothing depends on what comes: the length may be an old one, rows may still be written. It must not stay in the L1.
     """
     committed = tl.minimum(tl.maximum(tl.load(length, cache_modifier=".cg").to(tl.int32), 1), C)
-    start, _ = part_of(part, tl.zeros_like(committed), committed + R, S, BN, LEAST)
+    start, _, _ = part_of(part, tl.zeros_like(committed), committed + R, S, BN, LEAST)
     row = tl.minimum(start * BN + tl.arange(0, EARLY * BN), committed - 1).to(tl.int64)[:, None]
     line = (tl.arange(0, max(DP // 64, 1)) * 64)[None, :]
     prefetch(k_head + row * stride_kr + line)
@@ -155,19 +160,20 @@ def prefetch_part(k_head, v_head, length, part, S, R, C, stride_kr, stride_vr, D
 
 @triton.jit(do_not_specialize=["tiles", "M", "R", "C", "offset", "window", "HKV", "S"])
 def attention_split(
-    q, k_cache, v_cache, k_tiles, v_tiles, k_new, v_new, table, length, mask, positions, out, partial, lse,
+    q, k_cache, v_cache, k_tiles, v_tiles, k_new, v_new, table, length, mask, positions, out, partial, lse, arrived,
     scale, tiles, M, R, C, offset, window, HKV, S,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
     stride_nb, stride_nr, stride_nh, stride_mb, stride_mm, stride_mr, stride_tb,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr,
-    PAGE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, JOIN: tl.constexpr, MR: tl.constexpr, SP: tl.constexpr,
+    STEP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail by BT.
 
-    Grid (tiles * HKV, S, B). SPLIT: partial [B,HKV,tiles*BM,S,D] gets o, lse [B,HKV,tiles*BM,S] log2 of the sum of
-    weights (-inf: nothing seen, o is not written). Else out [B,M,HKV*G,D]. Strides are in elements. TMA: k_tiles,
-    v_tiles are descriptors of the caches as [rows,HKV*D] with boxes of [BN,D].
+    Grid (tiles * HKV, S, B). Of several parts partial [B,HKV,tiles*BM,S,D] gets o, lse [B,HKV,tiles*BM,S] log2 of the
+    sum of weights (-inf: nothing seen); out [B,M,HKV*G,D]; JOIN: see `leave_part`. Strides are in
+    elements. TMA: k_tiles, v_tiles are descriptors of the caches as [rows,HKV*D] with boxes of [BN,D].
     """
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     part, b = tl.program_id(1), tl.program_id(2)
@@ -189,9 +195,9 @@ def attention_split(
     if WINDOW:
         position = tl.load(positions + wide * M + tl.minimum(token, M - 1)).to(tl.int32)
         low = tl.min(position, 0) - window + 1
-    first, clear, end = columns_of(committed, low, tile, M, R, C, offset, G, BM, CAUSAL, WINDOW, SEPARATE)
+    first, clear, end = columns_of(committed, low, tile, M, R, C, offset, G, BM, CAUSAL, WINDOW, BLOCK)
     full = clear // BN
-    start, stop = part_of(part, first, end, S, BN, LEAST)
+    start, stop, live = part_of(part, first, end, S, BN, LEAST)
     top = tl.full([BM], float("-inf"), tl.float32)
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     if not WINDOW:
@@ -212,17 +218,8 @@ def attention_split(
         visible = tail_visible(mask + wide * stride_mb, column, token, position, committed, M, R, offset, window,
                                stride_mm, stride_mr, CAUSAL, WINDOW) & known[None, :]  # fmt: skip
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, visible, q, True)
-    seen = total > 0
-    total = tl.where(seen, total, 1.0)
-    result = acc * (1.0 / total)[:, None]
-    if SPLIT:
-        at = ((wide * HKV + head) * tiles * BM + packed) * S + part
-        tl.store(lse + at, tl.where(seen, top + tl.log2(total), float("-inf")), mask=token < M)
-        kept = (seen & (token < M))[:, None] & inner[None, :]
-        tl.store(partial + at[:, None] * D + d[None, :], result, mask=kept)
-    else:
-        at = (wide * M + token) * HKV * G + head * G + member
-        tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inner[None, :])
+    leave_part(acc, total, top, partial, lse, out, arrived, wide, head, tile, part, live, M, HKV, S, tiles, G, D, BM,
+               MR, SP, STEP, JOIN)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tiles", "M", "HKV", "S"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.dot import rounded
+from specc.backends.triton.kernels.dot import INTERPRETED, rounded
 
 
 @triton.jit
@@ -46,6 +46,69 @@ def rotate_halves(x, cos, sin, out, M, H, stride_b, stride_m, stride_h, HALF: tl
     target = out + (row.to(tl.int64) * H + head[:, None]) * (2 * HALF) + i[None, :]
     tl.store(target, rounded(left, out), mask=here)
     tl.store(target + HALF, rounded(right, out), mask=here)
+
+
+@triton.jit
+def product(x, y, like):
+    """x * y rounded to the dtype of the pointer `like`, in float32; never fused with the sum that it goes into."""
+    if INTERPRETED or like.dtype.element_ty != tl.float32:
+        return rounded(x.to(tl.float32) * y.to(tl.float32), like).to(tl.float32)
+    else:
+        x, y = tl.broadcast(x, y)
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True,
+                                         pack=1)  # fmt: skip
+
+
+@triton.jit
+def rotated_rows(rows, angles, cos, sin, live, like, D: tl.constexpr, DP: tl.constexpr):
+    """[R,DP] of rows at pointers `rows` [R], rotated in halves by rows `angles` [R] (int64) of cos, sin [.,D/2].
+
+    Products are rounded to the dtype before they are added, as torch does it. Rows that are not `live` are 0.
+    """
+    HALF: tl.constexpr = D // 2
+    d = tl.arange(0, DP)
+    low = d < HALF
+    here = live[:, None] & (d < D)[None, :]
+    place = angles[:, None] * HALF + tl.where(low, d, d - HALF)[None, :]
+    x = tl.load(rows[:, None] + d[None, :], mask=here, other=0.0)
+    partner = tl.load(rows[:, None] + tl.where(low, d + HALF, d - HALF)[None, :], mask=here, other=0.0)
+    along = product(x, tl.load(cos + place, mask=here, other=0.0), like)
+    across = product(partner, tl.load(sin + place, mask=here, other=0.0), like)
+    return rounded(tl.where(low[None, :], along - across, along + across), like)
+
+
+@triton.jit(do_not_specialize=["M", "C"])
+def rotate_and_append(
+    q, k, v, cos, sin, k_cache, v_cache, length, count, out, M, HKV, C,
+    stride_qb, stride_qm, stride_qh, stride_nb, stride_nm, stride_nh,
+    stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
+    G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out [B,M,HKV*G,D]: q rotated by cos, sin [B,M,D/2]; of k, v [B,M,HKV,D] the first count[b] rows (without COUNT:
+    all) go to rows length[b] + j of the caches, k rotated. Grid (B*M, HKV)."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row, head = tl.program_id(0), tl.program_id(1)
+    b, token = (row // M).to(tl.int64), row % M
+    member, one, d = tl.arange(0, GP), tl.arange(0, 1), tl.arange(0, DP)
+    angle = row.to(tl.int64)
+    q_rows = q + b * stride_qb + token * stride_qm + (head * G + member) * stride_qh
+    turned = rotated_rows(q_rows, angle + member * 0, cos, sin, member < G, out, D, DP)
+    target = out + (angle * HKV * G + head * G + member) * D
+    tl.store(target[:, None] + d[None, :], turned, mask=(member < G)[:, None] & (d < D)[None, :])
+    place = tl.load(length + b).to(tl.int64) + token
+    kept = place < C
+    if COUNT:
+        kept = kept & (token < tl.load(count + b))
+    new = b * stride_nb + token * stride_nm + head * stride_nh
+    turned = rotated_rows(k + new + one, angle + one, cos, sin, one == 0, k_cache, D, DP)
+    here = (one == 0)[:, None] & (d < D)[None, :] & kept
+    into = b * stride_kb + place * stride_kr + head * stride_kh
+    tl.store((k_cache + into + one)[:, None] + d[None, :], turned, mask=here)
+    into = b * stride_vb + place * stride_vr + head * stride_vh
+    value = tl.load((v + new + one)[:, None] + d[None, :], mask=here)
+    tl.store((v_cache + into + one)[:, None] + d[None, :], value, mask=here)
 
 
 @triton.jit

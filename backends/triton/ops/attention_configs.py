@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class AttentionConfig:
     """`rows` of a tile, `bn` columns a step, `bt` in the tail with `ahead` stages; `programs` at once on the device;
     `least` steps for a part of the columns; `tma`: bulk copies; `early` steps asked for while the kernel in front runs
-    (a power of two or 0)."""
+    (a power of two or 0); `merge`: floats of a tile's parts up to which its last program joins them (0: never, a second
+    launch does); `step`: rotary embeddings and new rows of the caches in the same launch."""
 
     rows: int
     bn: int
@@ -21,6 +22,8 @@ class AttentionConfig:
     ahead: int = 2
     tma: bool = True
     early: int = 0
+    merge: int = 0
+    step: bool = False
 
 
 ALWAYS = 1 << 30
@@ -58,3 +61,27 @@ def attention_config(dim: int, packed: int, groups: int, wide: bool) -> Attentio
     table = ATTENTION_FLOAT32 if wide else ATTENTION
     near = min(table, key=lambda known: abs(known - dim))
     return next(config for rows, most, config in table[near] if packed <= rows and groups <= most)
+
+
+MERGED = 1 << 16
+STEP = {
+    64: (
+        (64, 132, AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132, early=1, merge=MERGED, step=True)),
+    ),
+    128: (
+        (
+            64,
+            132,
+            AttentionConfig(rows=64, bn=64, warps=4, stages=4, programs=132, least=2, early=1, merge=MERGED, step=True),
+        ),
+    ),
+}
+"""As `ATTENTION`, for steps of few tokens in one launch; other geometries rotate and append in a launch of its own."""
+
+
+def step_config(dim: int, packed: int, groups: int, wide: bool) -> AttentionConfig:
+    """As `attention_config`, for `rope_attention_`."""
+    for rows, most, config in () if wide else STEP.get(dim, ()):
+        if packed <= rows and groups <= most:
+            return config
+    return attention_config(dim, packed, groups, wide)

@@ -11,6 +11,7 @@ from torch.fx import Node
 from specc.backends.printing.dialect import Call, Variant
 from specc.backends.triton.ops import (
     attention,
+    attention_step,
     cache,
     conv,
     delta,
@@ -36,6 +37,7 @@ FUNCTIONS: tuple[Function, ...] = (
     attention.rope_tables,
     attention.tree_attention,
     attention.tree_attention_cached,
+    attention_step.rope_attention_,
     cache.append_path_layers_,
     cache.append_rows,
     cache.append_rows_,

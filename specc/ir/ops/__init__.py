@@ -22,6 +22,7 @@ from specc.ir.ops.layers import (
     commit_path_layers_,
     conv_commit_layers_,
     delta_rule_commit_layers_,
+    rope_attention_,
     short_conv_,
 )
 from specc.ir.ops.linear import fused_linear
@@ -78,6 +79,7 @@ __all__ = [
     "reject_tree",
     "root_table",
     "rope",
+    "rope_attention_",
     "rope_tables",
     "sample_index",
     "sampling_probs",

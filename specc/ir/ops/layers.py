@@ -1,4 +1,4 @@
-"""Ops that only a device backend makes: row ops of all layers at once, and a convolution that moves its own window."""
+"""Ops that only a device backend makes: row ops of all layers at once, and ops that write their own cache or window."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from specc.ir.op import op
-from specc.ir.ops.buffer import append_rows_, commit_path_
+from specc.ir.op import IndexOperand, op
+from specc.ir.ops.attention import rope
+from specc.ir.ops.buffer import append_rows_, causal_attention_cached, commit_path_, tree_attention_cached
 from specc.ir.ops.conv import conv_commit, short_conv
 from specc.ir.ops.delta_buffer import delta_rule_commit_
 
@@ -100,3 +101,35 @@ def short_conv_(
     y, after = short_conv(window, x, weight, bias, live)
     window.copy_(after)
     return y
+
+
+@op(
+    "rope_attention_(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "Tensor length, Tensor? count, Tensor? mask, float scale, bool fused=True) -> Tensor",
+    fake=lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
+    levels=_BUFFER,
+    indices=(IndexOperand("length", "k_cache", 1),),
+    meta={"reads_written": True},
+)
+def rope_attention_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    length: torch.Tensor,
+    count: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    scale: float,
+    fused: bool = True,
+) -> torch.Tensor:
+    """`rope` of q [B,M,Hq,D] and k [B,M,Hkv,D], `append_rows_` of k and v at `length`, and `tree_attention_cached`
+    with `mask` bool [B,M,M] (None: `causal_attention_cached`), without a window."""
+    append_rows_(k_cache, rope(k, cos, sin), length, count)
+    append_rows_(v_cache, v, length, count)
+    turned, positions = rope(q, cos, sin), length.unsqueeze(1).expand(-1, q.shape[1])
+    if mask is None:
+        return causal_attention_cached(turned, k_cache, v_cache, length, positions, 0, scale, 0, fused)
+    return tree_attention_cached(turned, k_cache, v_cache, length, mask, positions, scale, 0, fused)

@@ -1,0 +1,94 @@
+"""`rope_attention_`: rotary embeddings, new rows of the caches and attention, in one launch where that is faster."""
+
+from __future__ import annotations
+
+import torch
+
+from specc.backends.triton.kernels.attention_inputs import rotate_and_append
+from specc.backends.triton.kernels.attention_step import attention_step
+from specc.backends.triton.launch.core import interpreted, power_of_two
+from specc.backends.triton.ops.attention import LOG2E, alike, attend, boxes, joining, rows_contiguous
+from specc.backends.triton.ops.attention_configs import AttentionConfig, step_config
+
+Tensor = torch.Tensor
+
+
+def kept_in_place(cache: Tensor) -> Tensor:
+    """A cache that a kernel writes. Raises ValueError where a row's elements do not lie in order."""
+    if cache.stride(-1) != 1 and cache.shape[-1] > 1:
+        raise ValueError("the rows of a cache that is updated in place have to be contiguous")
+    return cache
+
+
+def rope_attention_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    fused: bool = True,
+    config: AttentionConfig | None = None,
+) -> Tensor:
+    """Attention of q [B,M,Hq,D], rotated by cos, sin [B,M,D/2], over cache rows [0, length[b]) and new rows k, v
+    [B,M,Hkv,D], whose first count[b] (None: all), rotated too, become rows length[b] + j of the caches [B,C,Hkv,D].
+
+    `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own.
+    """
+    k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
+    q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
+    batch, tokens, heads, dim = q.shape
+    shared, capacity = k_cache.shape[2], k_cache.shape[1]
+    group, padded = heads // shared, power_of_two(dim, 16)
+    config = config or step_config(padded, tokens * group, batch * shared, q.element_size() == 4)
+    if not config.step:
+        rotated = rotate_first(q, k, v, cos, sin, k_cache, v_cache, length, count)
+        return attend(rotated, k_cache, v_cache, length, tokens, scale, 0, mask=mask, config=config)
+    out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
+    join = joining(out, shared, capacity + tokens, config)
+    bits = q if mask is None else mask.view(torch.uint8)
+    box = config.bn if config.tma and padded == dim else 0
+    k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
+    pdl = not interpreted()
+    attention_step[(join.tiles * shared, join.parts, batch)](
+        q, k, v, cos, sin, k_cache, v_cache, k_tiles or q, v_tiles or q, length, length if count is None else count,
+        bits, out, join.partial, join.lse, join.counters,
+        scale * LOG2E, join.tiles, tokens, capacity, shared, join.parts,
+        *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], *bits.stride()[:3],
+        G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
+        CAUSAL=mask is None, COUNT=count is not None, TMA=k_tiles is not None and v_tiles is not None,
+        EARLY=config.early, PDL=pdl, **join.constants,
+        num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    join.finish(out, shared, config.rows)
+    return out
+
+
+def rotate_first(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+) -> Tensor:
+    """q rotated, and the caches with their new rows: one launch, a program per token and group of heads."""
+    batch, tokens, heads, dim = q.shape
+    shared, pdl = k.shape[2], not interpreted()
+    out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
+    rotate_and_append[(batch * tokens, shared)](
+        q, k, v, cos, sin, k_cache, v_cache, length, length if count is None else count, out,
+        tokens, shared, k_cache.shape[1], *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        G=heads // shared, GP=power_of_two(heads // shared), D=dim, DP=power_of_two(dim), COUNT=count is not None,
+        PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    return out
