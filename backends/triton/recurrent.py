@@ -253,15 +253,16 @@ def _tree(block: GraphModule, rule: Node) -> None:
     conv, between = convolved_parts(given["q"], given["k"], given["v"], k_copy)
     expect(conv, ops.tree_conv, "what the rule's operands come from")
     o, norm = normed(rule, (1,))
-    u = next((user for user in rule.users if user.args[1] == 1 and user.users), None)
-    if u is None:
-        raise Refused("its factors are not kept")
+    factors = [user for user in rule.users if user.args[1] == 1 and user.users]
+    if len(factors) != 1 or len(factors[0].users) != 1:
+        raise Refused("its factors have other readers than the place that they are kept in")
+    u = factors[0]
     (u_factor, u_copy), (g_factor, g_copy) = copied(u), copied(g)
     first, last = named_arguments(conv), named_arguments(norm)
     mixed, heads = first["x"], shape_of(given["q"])[2]
     types = {item.meta["val"].dtype for item in (first["window"], mixed, o)}
-    if len(u.users) != 1 or first["parent_row"] is not given["parent_row"]:
-        raise Refused("something else reads its factors, or the convolution goes along other paths")
+    if first["parent_row"] is not given["parent_row"]:
+        raise Refused("the convolution goes along other paths")
     if state.meta["val"].dtype != torch.float32 or len(types) != 1 or not types <= set(TYPES):
         raise Refused("the kernels have float32 states and rows of one type up to float32")
     gates = gates_of(g, given["beta"], torch.float32)
