@@ -57,7 +57,10 @@ def _npu(target: str, device: str, kind: str) -> str:
             remedy = "compile for `--target ascend`"
             raise DiagnosticError([error("SPC417", f"a {target} module does not run on an NPU", help=remedy)])
         if importlib.util.find_spec("torch_npu") is None:
-            remedy = "install the torch_npu that fits this torch, and CANN; or give --device cpu (eager, for checking)"
+            remedy = (
+                "install the torch_npu that fits this torch, and CANN; --device cpu runs the same steps without an "
+                "NPU, and `specc doctor --ascend` says what can be checked here"
+            )
             raise DiagnosticError([error("SPC417", f"no device `{device}`: torch_npu is not installed", help=remedy)])
         _check_npu(device)
     return device

@@ -8,7 +8,8 @@ S       the roundings that lie behind one another on the longest path of the who
         rotation, activation and sum is rounded once when it is stored: ROUNDINGS in a layer, ENDS outside. An attention
         layer stores 12 on its longest path: norm, q/k/v product, their norm and rotation, attention, output product,
         sum; norm, gate/up product, activation, down product, sum. A recurrent one 15: norm, product, convolution,
-        activation, unit vectors, rule, norm, gate, output product, sum, and its MLP's five. A module without the NPU's
+        activation, unit vectors, rule, norm, gate, output product, sum, and its MLP's five; a mixture EXPERTS
+        more: an expert's share, their sum, the shared expert's gate. A module without the NPU's
         fused operators (the reference, ONNX, MLIR) rounds inside of a rotation and an activation, too: SPELLED more.
         Inside a product, float16 and bfloat16 are accumulated in float32, whose roundings are u / 2^13 at most and
         don't count. In float32 they do: the partial sums of n terms are rounded n times, at half of the result's
@@ -23,7 +24,8 @@ scale   PEAK / sqrt(3) for the largest of n elements, which lies sqrt(2 ln n) st
 The last factor, MAGNIFIED, is a property of the exact program, and is measured there: the float64 module is run twice,
 with weights that differ at random by a relative 1e-6, and the results' difference is held against the model's own
 prediction for that many disturbances. tests/backends/ascend/test_bounds.py does it for every shipped spec; no result in
-half precision takes part. Recurrent layers magnify more: they norm the output of every head whatever its size, so that
+half precision takes part. The same file counts the roundings behind the logits, tensor by tensor, in modules of every
+family. Recurrent layers magnify more: they norm the output of every head whatever its size, so that
 an output much smaller than the terms that cancelled in it has their rounding.
 """
 
@@ -37,7 +39,9 @@ from specc.models.geometry import Geometry
 
 ROUNDINGS = 16
 """Results stored one after the other in one layer, at most."""
-SPELLED = 5
+EXPERTS = 2
+"""More of them in a layer with a mixture of experts."""
+SPELLED = 4
 """More of them where rotation (two products and a sum), activation and gates are spelled out."""
 ENDS = 4
 """Roundings outside of layers: embedding, last norm, head, and the rows kept in the cache."""
@@ -45,9 +49,9 @@ PRODUCTS = 6
 """Products one after the other in one layer: q/k/v, scores, weighted sum, output, gate/up, down."""
 PEAK = 4.3
 """sqrt(2 ln n) of n = 10,000: how many standard deviations the largest of so many elements is out."""
-MAGNIFIED, MAGNIFIED_RECURRENT = 1.2, 4.8
+MAGNIFIED, MAGNIFIED_RECURRENT = 1.4, 4.8
 """What becomes of a relative error on its way through the stack: twice the largest that float64 shows over the shipped
-specs and six sets of weights, 0.6 and 2.4."""
+specs and several sets of weights, 0.7 and 2.4."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -62,7 +66,7 @@ def scale(geometry: Geometry) -> float:
 
 def roundings(geometry: Geometry, dtype: torch.dtype, spelled: bool = False) -> float:
     """S: roundings behind one another. `spelled`: of a module without fused operators."""
-    layer: float = ROUNDINGS + (SPELLED if spelled else 0)
+    layer: float = ROUNDINGS + (SPELLED if spelled else 0) + (EXPERTS if geometry.moe else 0)
     if dtype == torch.float32:
         layer += PRODUCTS * longest_sum(geometry) / 2
     return layer * geometry.num_hidden_layers + ENDS

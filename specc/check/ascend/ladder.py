@@ -27,6 +27,9 @@ FEWEST, SHARE = 2, 20
 TIES = 0.25
 """Share of walks that may end where rounding tips two nearly equal logits apart between eager and graph."""
 
+SAID = 4
+"""Lines of what a device says that are passed on."""
+
 Tell = Callable[[str, int, int], None]
 
 
@@ -81,7 +84,17 @@ def walked(trio: Trio, count: int, seed: int, tell: Tell) -> str | None:
         return f"torchair could not lower a step: {failure}"
     except (Undefined, Unmodelled) as failure:
         return f"the GE graph: {failure}"
+    except RuntimeError as failure:
+        if trio.half.device == "cpu":
+            raise
+        # What the device's operators, torchair or CANN refuse is what a run on hardware is there to find out.
+        return f"the device raised {type(failure).__name__}: {_lines(failure)}"
     return None
+
+
+def _lines(failure: BaseException) -> str:
+    """The first lines that say something."""
+    return " ".join([line.strip() for line in str(failure).splitlines() if line.strip()][:SAID])
 
 
 def _executed(trio: Trio) -> str:

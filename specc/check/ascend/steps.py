@@ -18,6 +18,7 @@ from torch import Tensor
 from specc.backends.ascend import cpu
 from specc.backends.ascend.harness.lower import Lowered, lower
 from specc.backends.ascend.ops.random import uniform_table
+from specc.backends.ascend.runtime.build import compiler_config
 from specc.check.ascend.half import Half
 
 Tensors = tuple[Tensor, ...]
@@ -88,11 +89,8 @@ def eagerly(graph: Any) -> Callable[..., Tensors]:
 
 
 def compiled(graph: Any) -> Callable[..., Tensors]:
-    """The graph compiled by the installed torchair, for the device."""
-    torchair = importlib.import_module("torchair")
-    config = torchair.CompilerConfig()
-    config.mode = "max-autotune"
-    backend = torchair.get_npu_backend(compiler_config=config)
+    """The graph compiled by the installed torchair, with the settings of a module's own `build`."""
+    backend = importlib.import_module("torchair").get_npu_backend(compiler_config=compiler_config("max-autotune"))
     made: Callable[..., Tensors] = torch.compile(graph, backend=backend, fullgraph=True, dynamic=False)
     return made
 

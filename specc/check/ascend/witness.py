@@ -37,12 +37,16 @@ def witness_half(loaded: LoadedSpec, dtype: str, target: str, seed: int = 0) -> 
 
 @dataclass
 class Witness:
-    """A module of any target in the program's own type, on one state. Raises DiagnosticError (SPC206) for a step that
-    an exporter can't write, RuntimeError for one that its runtime can't run."""
+    """A module of any target in the program's own type, on one state; `steps` are those that are exported.
+
+    Raises DiagnosticError (SPC206) for a step that an exporter can't write, RuntimeError for one that its runtime can't
+    run.
+    """
 
     half: Half
     batch: int
     fused: bool = False
+    steps: tuple[str, ...] = WALKED
     values: State = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -54,7 +58,7 @@ class Witness:
         module = load_module(half.source, f"specc_witness_{half.target}")
         if half.target == REFERENCE:
             return module
-        found = {step: signature_of(half.program, step, Sizes(self.batch, CHUNK)) for step in WALKED}
+        found = {step: signature_of(half.program, step, Sizes(self.batch, CHUNK)) for step in self.steps}
         signatures = {step: signature for step, signature in found.items() if signature.outputs}
         plain = load_module(half.source, f"specc_exported_{half.target}")
         files = {step: export_step(half.target, plain, signature).content for step, signature in signatures.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from specc.backends.ascend.harness.environment import torchair_loaded
-from specc.backends.ascend.harness.extension import DeviceGraph
 from specc.backends.ascend.harness.lower import Lowered
 from specc.backends.ascend.runtime.merge import merge_duplicates
 from tests.backends.ascend.modules import QUICK, Pair, pair
@@ -24,17 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid escape sequence")
 BATCH = 2
 STEPS = 3
 NAME = QUICK[1]
-
-
-@pytest.fixture
-def device(torch_npu_wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lowered]:
-    """torchair for as long as a test runs; its graphs arrive in the Lowered, which runs them."""
-    assert torch_npu_wheel.exists()
-    received = Lowered()
-    monkeypatch.setattr(DeviceGraph, "receiver", received)
-    with torchair_loaded():
-        yield received
-    torch._dynamo.reset()
 
 
 def records(steps: Any) -> list[Tensor]:

@@ -13,16 +13,20 @@ from pathlib import Path
 import pytest
 
 from specc.backends.ascend.harness import counts
+from specc.bench.ascend_rungs import BATCHES, DTYPES, GRAPH, Place, places, thinned
 from specc.check.ascend.half import Half, reduced_half
 from specc.check.ascend.ladder import walked
 from specc.check.ascend.steps import Executed, Steps, eagerly
 from specc.check.ascend.walk import LONGEST, Trio, Walk
 from specc.spec import load
+from tests.cells import ALL
 
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
 QUICK = ("smollm2-prompt-lookup-tree", "gdn-15m-tree")
-CASES = (("float16", 1), ("bfloat16", 4))
+EVERY = ((GRAPH,), DTYPES, BATCHES)
+CELLS = places(NAMES, *EVERY) if ALL else thinned(NAMES, *EVERY)
+"""Every spec with every type and batch; by default one of those for each, in turn."""
 
 
 def trio_of(name: str, dtype: str, batch: int, *, graph: bool = True) -> Trio:
@@ -55,13 +59,16 @@ def test_float64_eager_operators_and_ge_graphs_agree(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "batch"), CASES)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_shipped_spec_agrees_in_half_precision(name: str, dtype: str, batch: int) -> None:
-    # The type that a spec meets with one row changes from spec to spec, so that rows and types are not tied.
-    if NAMES.index(name) % 2:
-        dtype = next(other for other, _ in CASES if other != dtype)
-    compared(trio_of(name, dtype, batch), 3)
+@pytest.mark.parametrize("place", CELLS, ids=lambda place: f"{place.spec}, {place.dtype}, {place.batch}")
+def test_every_shipped_spec_agrees_in_every_type(place: Place) -> None:
+    compared(trio_of(place.spec, place.dtype, place.batch), 3)
+
+
+def test_a_thinned_product_has_every_spec_type_and_batch() -> None:
+    found = thinned(NAMES, *EVERY)
+    assert [place.spec for place in found] == NAMES
+    assert {(place.dtype, place.batch) for place in found} == {(dtype, batch) for dtype in DTYPES for batch in BATCHES}
+    assert set(found) < set(places(NAMES, *EVERY))
 
 
 FAULTS = {
