@@ -36,6 +36,7 @@ RECORDS = {
     "accept": ("Accepted", "What was taken of a draft."),
     "step": ("Stepped", "What the host reads of a whole step."),
     "plain_step": ("Plain", "What the host reads of a whole step without drafts."),
+    "between": ("Turned", "What was accepted, and the next draft."),
 }
 LAYOUTS = '''
 class SlotLayout(NamedTuple):

@@ -19,8 +19,10 @@ from specc.backends.printing.origins import Origins
 from specc.backends.printing.printer import INDENT, GraphPrinter, HelperName
 from specc.ir.port import Port
 
-WHOLE_STEPS: Mapping[str, str] = {"step": "Stepped", "plain_step": "Plain"}
-"""Graphs of whole steps, for backends that make them (`Dialect.whole_steps`), and their records."""
+BETWEEN = "between"
+WHOLE_STEPS: Mapping[str, str] = {"step": "Stepped", "plain_step": "Plain", BETWEEN: "Turned"}
+"""Graphs of whole steps, for backends that make them (`Dialect.whole_steps`), and their records; BETWEEN is what stands
+between two verifications, which is made to be timed alone."""
 
 WRAP = 88
 ONE_LAYER = ".unsqueeze(0)"
@@ -49,6 +51,7 @@ TITLES: Mapping[str, str] = {
     "flush": "Apply whatever a deferred commit has left pending.",
     "step": "Draft, verify, accept and commit; the state changes in place.",
     "plain_step": "Commit the root token, pick the next one; the state changes in place.",
+    BETWEEN: "Accept and commit, then draft again; the state changes in place.",
 }
 
 
@@ -77,6 +80,10 @@ def signature(step: str, inputs: Iterable[str], draft: Iterable[str], verified: 
         return Signature("state: State, verified: Verified, accepted: Accepted", sources, "")
     if step == "flush":
         return Signature("state: State", {}, "")
+    if step == BETWEEN:
+        sources = {name: f"verified.{name}" for name in verified} | {name: f"draft.{name}" for name in draft}
+        parameters = "weights: Weights, state: State, verified: Verified, draft: Draft"
+        return Signature(parameters, sources, WHOLE_STEPS[step])
     if step in WHOLE_STEPS:
         return Signature("weights: Weights, state: State", {}, WHOLE_STEPS[step])
     raise TypeError(f"a step graph called {step!r} has no place in the module's interface")

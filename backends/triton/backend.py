@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
-from specc.backends.triton.compose import whole_steps
+from specc.backends.triton.compose import between_steps, whole_steps
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.recurrent import recurrent_layers
@@ -50,8 +50,11 @@ class TritonBackend:
     name: str = "triton"
     capabilities: Capabilities = field(default_factory=Capabilities)
 
-    def generate(self, program: DecodeProgram, module: ModuleInfo) -> str:
-        """The source of the module. Raises DiagnosticError for what the capability table does not have."""
+    def generate(self, program: DecodeProgram, module: ModuleInfo, *, between: bool = False) -> str:
+        """The source of the module; `between` adds `run_between`, what stands between two verifications (to be timed).
+
+        Raises DiagnosticError for what the capability table does not have.
+        """
         found = refusals(self, program, module.spec)
         if found:
             raise DiagnosticError(found)
@@ -59,7 +62,8 @@ class TritonBackend:
             name: batch_layers(recurrent_layers(moved_windows(vocabulary_kernels(graph)))[0])[0]
             for name, graph in program.graphs.items()
         }
-        return generate(DIALECT, program.with_graphs(**graphs), module)
+        dialect = replace(DIALECT, whole_steps=between_steps) if between else DIALECT
+        return generate(dialect, program.with_graphs(**graphs), module)
 
 
 TRITON = register(TritonBackend())

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from specc.backends.triton.regions.saved import saved_reads
+from specc.ir import ops
 from specc.ir.build import output_values
 from specc.ir.clone import clone, graph_module
 from specc.ir.edit import finish
@@ -30,6 +31,8 @@ PARTS = ("draft", "verify", "accept", "commit")
 SHOWN = ("tokens", "parent", "valid", "path", "accept_length", "bonus", "emitted_tokens", "emitted", "stopped")
 """Results that the host reads of a whole step; logits, laws and features stay on the device."""
 PLAIN = ("emitted",)
+BETWEEN = ("accept", "commit", "draft")
+"""What stands between two verifications: a part of two steps that can be run and timed alone."""
 
 
 @dataclass(slots=True)
@@ -37,11 +40,13 @@ class _Composition:
     """The graph under construction: what a slot, a weight or an earlier result is by now."""
 
     shown: tuple[str, ...]
+    open_inputs: bool = False
     graph: Graph = field(default_factory=Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
     values: dict[Port, Node] = field(default_factory=dict)
     places: dict[Port, Node] = field(default_factory=dict)
     written: dict[Port, Node] = field(default_factory=dict)
+    settled: dict[Port, Node] = field(default_factory=dict)
     results: dict[Port, Node] = field(default_factory=dict)
 
     def add(self, step: str, module: GraphModule) -> None:
@@ -65,7 +70,7 @@ class _Composition:
     def _input(self, node: Node) -> Node:
         port: Port = node.meta["port"]
         if port not in self.values:
-            if port.kind == "input":
+            if port.kind == "input" and not self.open_inputs:
                 raise ValueError(f"no earlier step results in `{port.name}`")
             made = self.graph.node_copy(node, lambda item: item)
             made.target = made.name
@@ -80,6 +85,13 @@ class _Composition:
         if not hasattr(self.root, name):
             self.root.add_module(name, clone(body))
         copied.target = name
+
+    def settle(self) -> None:
+        """Write the slots as they are by now; steps after this one read them from memory, as after a whole step."""
+        self._store()
+        self.values |= self.places
+        self.settled |= self.written
+        self.written = {}
 
     def _store(self) -> None:
         """Write the slots' new values into their own memory, each as soon as nothing reads the old one any more.
@@ -103,14 +115,22 @@ class _Composition:
             known = [node for node in (value, *place.users) if node in order]
             last = max(known, key=lambda node: order[node], default=value)
             with self.graph.inserting_after(last):
-                self._call(aten.copy_.default, place, value)
+                self._write(place, value)
+
+    def _write(self, place: Node, value: Node) -> None:
+        """place = value; where that is the old value with some rows appended, only those are written."""
+        if value.target is ops.append_rows and value.args[0] is place and not value.users:
+            self._call(ops.append_rows_, place, *value.args[1:])
+        else:
+            self._call(aten.copy_.default, place, value)
 
     def record(self) -> None:
         """One more result: all that the host reads, int64 [B,W], so that it is one copy.
 
         Its columns are the slots `finished` and `root_token`, then the other results.
         """
-        columns = [self.written[Port("slot", name)] for name in ("finished", "root_token")]
+        known = self.settled | self.written
+        columns = [known[Port("slot", name)] for name in ("finished", "root_token")]
         made = []
         for value in (*columns, *self.results.values()):
             if value.meta["val"].dtype != torch.int64:
@@ -144,10 +164,24 @@ def whole_steps(graphs: Mapping[str, GraphModule]) -> dict[str, GraphModule]:
     return {"step": composed(graphs, PARTS, SHOWN), "plain_step": composed(graphs, ("decode",), PLAIN)}
 
 
-def composed(graphs: Mapping[str, GraphModule], parts: Sequence[str], shown: tuple[str, ...]) -> GraphModule:
-    """One graph of the steps `parts`. Raises ValueError where a step's input is no earlier step's result."""
-    made = _Composition(shown)
-    for step in parts:
+def between_steps(graphs: Mapping[str, GraphModule]) -> dict[str, GraphModule]:
+    """`whole_steps`, and what stands between two verifications: from logits and the tree that they are of to the next
+    tree."""
+    return whole_steps(graphs) | {"between": composed(graphs, BETWEEN, SHOWN, open_inputs=True)}
+
+
+def composed(
+    graphs: Mapping[str, GraphModule], parts: Sequence[str], shown: tuple[str, ...], *, open_inputs: bool = False
+) -> GraphModule:
+    """One graph of the steps `parts`; a draft that is not the first starts from what the steps before it have written.
+
+    A step's input that is no earlier step's result is an input of the graph with `open_inputs`, else ValueError is
+    raised.
+    """
+    made = _Composition(shown, open_inputs)
+    for place, step in enumerate(parts):
+        if step == PARTS[0] and place:
+            made.settle()
         made.add(step, graphs[step])
     made.record()
     module = made.close()

@@ -4,10 +4,11 @@
 
 Random weights, bfloat16, one CUDA graph per step. For every case and batch: a plain step beside its floor (weights,
 states and K/V rows read once at 4.3 TB/s) and beside the case's matrix products through cuBLAS alone; verifying all
-nodes of a tree without padding; every stage alone; the whole speculative step; and both kinds of step from the host
-through the module's `Decoder`, read-back included. Launches are counted by the profiler over one replay. Before
-anything is timed the logits of a plain step and of a verify are compared with a float64 module of the reference
-backend with the same weights. Results: NAME.json (default: step).
+nodes of a tree without padding; every stage alone; acceptance, commit and the next draft as one graph (what stands
+between two verifications); the whole speculative step; and both kinds of step from the host through the module's
+`Decoder`, read-back included. Launches are counted by the profiler over one replay. Before anything is timed the logits
+of a plain step and of a verify are compared with a float64 module of the reference backend with the same weights.
+Results: NAME.json (default: step).
 
 `--modules DIR` keeps compiled modules: `CASE-B.py` (and `CASE-B-exact.py`, the float64 one) is used where it is there,
 else compiled and written.
@@ -29,16 +30,19 @@ from torch import Tensor
 from specc.bench.arguments import whole
 from specc.bench.gpu_timing import FAILURES, Row, compiled_in_parallel, error, failed, report, require_gpu, timed
 from specc.bench.results import RESULTS
-from specc.bench.step_cases import CASES, Case, floor_of, weights_on
+from specc.bench.step_cases import BETWEEN, CASES, Case, floor_of, weights_on
 from specc.bench.step_stand import Stand, brought_up, form_rows, host_row, prefilled
-from specc.driver import compile_spec
+from specc.driver import backend_of, compile_spec, lower_spec, module_info, run_passes
 from specc.output import make_folder, write_text
 from specc.runtime.module import GeneratedModule, import_source
+from specc.spec import LoadedSpec, Spec
 
 BOUND = 0.05
 """Of logits in bfloat16 against float64, relative: rounding gives 1e-2 to 3e-2 with these weights, a wrong kernel about
 1. (With weights twice as large, transformers' own bfloat16 is 0.27 off at SmolLM2's sizes.)"""
 CHECKED_CONTEXT = 96
+GREEDY_US, GREEDY_LAUNCHES, REJECTION_US = 15.0, 4, 40.0
+"""Issue bars of acceptance, commit and building the next tree (a drafter's network apart), one row of 16 nodes."""
 
 
 EXACT = "-exact"
@@ -52,11 +56,20 @@ def module_of(case: Case, batch: int, folder: Path | None, exact: bool = False) 
         source = path.read_text(encoding="utf-8")
     else:
         loaded = case.loaded(batch, "float64") if exact else case.loaded(batch)
-        source = compile_spec(loaded, "reference" if exact else "triton", verify=False).source
+        source = compile_spec(loaded, "reference", verify=False).source if exact else timed_source(loaded)
         if path is not None:
             make_folder(path.parent)
             write_text(path, source)
     return import_source(source, f"specc_bench_{name.replace('-', '_').replace('.', '_')}")
+
+
+def timed_source(loaded: LoadedSpec) -> str:
+    """The Triton module with `run_between` in it. Raises DiagnosticError as `compile_spec` does."""
+    program = run_passes(loaded, lower_spec(loaded, "triton"), target="triton", verify=False).program
+    backend_of("triton")
+    from specc.backends.triton.backend import TRITON  # only now is it known that the package triton is there
+
+    return TRITON.generate(program, module_info(loaded, "triton"), between=True)
 
 
 def first_logits(module: Any, weights: Any, stand: Stand, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -119,6 +132,18 @@ def judged(rows: Sequence[Row], stand: Stand) -> Iterator[Row]:
         ratio = us["verify"] / us["plain"]
         row = {"form": "verify / plain", "ratio": round(ratio, 3)}
         yield row if case.verify_bar is None else row | {"bar": case.verify_bar, "met": ratio <= case.verify_bar}
+    if stand.batch == 1 and stand.loaded.spec.num_nodes == 16:
+        yield from (between_bar(row, stand.loaded.spec) for row in rows if row["form"] == BETWEEN and "us" in row)
+
+
+def between_bar(row: Row, spec: Spec) -> Row:
+    """Whether acceptance, commit and the next tree are as fast as the issue asks; no bar with top-p, which sorts."""
+    us, count = row.get("own_us", row["us"]), row.get("own_launches", row["launches"])
+    made: Row = {"form": f"{BETWEEN}, bar", "us": us, "launches": count}
+    if spec.accept.method == "greedy":
+        made |= {"bar_us": GREEDY_US, "bar_launches": GREEDY_LAUNCHES}
+        return made | {"met": us <= GREEDY_US and count <= GREEDY_LAUNCHES}
+    return made | {"bar_us": REJECTION_US, "met": us <= REJECTION_US} if spec.sampling.top_p >= 1.0 else made
 
 
 def case_rows(case: Case, batch: int, folder: Path | None) -> Iterator[Row]:
@@ -137,6 +162,8 @@ def case_rows(case: Case, batch: int, folder: Path | None) -> Iterator[Row]:
             rows.append(row)
             yield row
         yield from judged(rows, stand)
+        if case.forms:
+            return
         for count in (batch, batch * loaded.spec.num_nodes):
             yield cublas_row(stand, count)
     yield host_row(stand, speculative=False)
@@ -148,7 +175,8 @@ def warm(case: Case, batch: int, folder: Path | None) -> None:
     stand = brought_up(case, case.loaded(batch), module_of(case, batch, folder), batch, "cuda")
     with torch.no_grad():
         stand.plant()
-        for call in (stand.verify, stand.accept, stand.make_draft, stand.commit, stand.plain, stand.step):
+        calls = (stand.verify, stand.accept, stand.between, stand.make_draft, stand.commit, stand.plain, stand.step)
+        for call in calls:
             call()
     torch.cuda.synchronize()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -34,6 +34,20 @@ TREE_OF_16: Mapping[str, Any] = {
 SCALE = 0.5
 """Of linear layers' random weights: with 1 rounding in bfloat16 grows to a quarter of the logits within 30 layers."""
 GREEDY: Mapping[str, Any] = {"method": "greedy"}
+NO_TOP_P: Mapping[str, Any] = {"temperature": 0.8, "top_k": 50, "seed": 7}
+PATHS_OF_16 = (
+    "0", "1", "2", "00", "01", "10", "20", "000", "001", "010", "100", "0000", "0010", "0100", "00000",
+)  # fmt: skip
+BETWEEN = "accept + build + commit"
+"""The form of what stands between two verifications, captured alone: from the logits of a tree to the next tree."""
+
+
+def static_draft(paths: Sequence[str]) -> dict[str, Any]:
+    """A draft model of two of SmolLM2's layers, with these rank paths."""
+    target = yaml.safe_load((SPECS / "smollm2-rejection.yaml").read_text(encoding="utf-8"))["target"]
+    config = target["config"] | {"num_hidden_layers": 2}
+    choices = [[int(rank) for rank in path] for path in paths]
+    return {"method": "draft_model", "family": "llama", "config": config, "tree": "static", "choices": choices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class Case:
 
     `context`: committed tokens before the step. `plain_bar`: a plain step over reading weights and state once;
     `plain_us`: a plain step in microseconds; `verify_bar`: verifying all nodes over that plain step (issue bars; None:
-    none is set).
+    none is set). `forms`: what is measured (default: everything).
     """
 
     name: str
@@ -53,6 +67,7 @@ class Case:
     plain_us: float | None = None
     verify_bar: float | None = None
     sections: Mapping[str, Any] = field(default_factory=dict)
+    forms: tuple[str, ...] = ()
     dtype: str = "bfloat16"
 
     def loaded(self, batch: int, dtype: str | None = None) -> LoadedSpec:
@@ -73,6 +88,11 @@ CASES: Mapping[str, Case] = {
              sections={"draft": TREE_OF_16, "sampling": {"seed": 1}}),
         Case("smollm2", "smollm2-prompt-lookup-tree.yaml", 512, 2048, plain_us=400.0),
         Case("smollm2-eagle", "smollm2-eagle.yaml", 512, 2048),
+        Case("smollm2-target-only", "smollm2-prompt-lookup-tree.yaml", 512, 2048, forms=(BETWEEN,),
+             sections={"accept": {"method": "rejection", "rule": "target_only"}, "sampling": NO_TOP_P}),
+        Case("smollm2-true-q", "smollm2-rejection.yaml", 512, 2048, forms=(BETWEEN,),
+             sections={"accept": {"method": "rejection", "rule": "true_q"}, "sampling": NO_TOP_P,
+                       "draft": static_draft(PATHS_OF_16)}),
         Case("gdn-15m-eagle", "gdn-15m-eagle.yaml", 256, 1024, dtype="float32"),
     )
 }  # fmt: skip
@@ -83,8 +103,8 @@ def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device
     """Random `Weights` of a module, drawn on the device, in the module's own layout and types.
 
     The values are rounded to bfloat16 first, whatever the module's dtype: a float64 module of the same seed then has
-    the weights of a bfloat16 one. For drafters without weights and EAGLE-3 heads, unless `change` adds others: it
-    may replace and add weights by their logical names (see `specc.check.weights`).
+    the weights of a bfloat16 one. For all drafters but bigram tables, unless `change` adds others: it may replace and
+    add weights by their logical names (see `specc.check.weights`).
     """
     geometry = loaded.spec.target.geometry
     drawn = random_weights(weight_table(geometry), geometry, seed, torch.bfloat16, scale=SCALE, device=device)
@@ -104,13 +124,18 @@ def weights_on(module: GeneratedModule, loaded: LoadedSpec, device: torch.device
 
 
 def _head_weights(spec: Spec, device: torch.device | str, seed: int) -> dict[str, Any]:
-    """A random EAGLE-3 head by logical names, its vocabulary tables included; nothing for other drafters."""
-    head = spec.eagle_geometry
-    if head is None:
+    """A random EAGLE-3 head (its vocabulary tables included) or draft model by logical names; nothing for others."""
+    head, drafter = spec.eagle_geometry, spec.draft_geometry
+    if head is not None:
+        table, geometry = head_weight_table(head), head_geometry(head)
+        drawn = random_weights(table, geometry, seed, torch.bfloat16, scale=SCALE, device=device, include_optional=True)
+        return {f"{PREFIX}{name}": value.to(device) for name, value in drawn.items() if isinstance(value, torch.Tensor)}
+    if drafter is None:
         return {}
-    table, geometry = head_weight_table(head), head_geometry(head)
-    drawn = random_weights(table, geometry, seed, torch.bfloat16, scale=SCALE, device=device, include_optional=True)
-    return {f"{PREFIX}{name}": value.to(device) for name, value in drawn.items() if isinstance(value, torch.Tensor)}
+    drawn = random_weights(weight_table(drafter), drafter, seed, torch.bfloat16, scale=SCALE, device=device)
+    return {
+        f"{PREFIX}{name}": value if isinstance(value, torch.Tensor) else tuple(value) for name, value in drawn.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

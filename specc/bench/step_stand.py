@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specc.bench.gpu_timing import REPLAYS, WARM_UPS, Row, Timing, nbytes
-from specc.bench.step_cases import Case, full_tree, prompt_of, weights_on
+from specc.bench.step_cases import BETWEEN, Case, full_tree, prompt_of, weights_on
 from specc.runtime.module import GeneratedModule
 from specc.spec import LoadedSpec
 from specc.testing.tensors import tree_tensors
@@ -55,6 +55,7 @@ class Stand:
     draft: Any = None
     accepted: Any = None
     drafted: Any = None
+    turned: Any = None
 
     @property
     def batch(self) -> int:
@@ -95,6 +96,10 @@ class Stand:
         state, accepted = self.module.run_accept(state, verified, draft)
         take_over(self.state, self.module.run_commit(state, verified, accepted))
 
+    def between(self) -> None:
+        """From the logits of the tree to the next tree, in one graph; the state moves on."""
+        self.turned = self.module.run_between(self.weights, self.state, self.verified, self.draft)
+
     def plant(self) -> None:
         """Make the first drafted nodes of the tree what the target says after their parents, so that some are taken."""
         tokens, parent, valid = self.tree
@@ -104,6 +109,8 @@ class Stand:
             tokens[:, node] = logits.argmax(-1)
         fields = {"tokens": tokens, "parent": parent, "valid": valid}
         fields["log_probs"] = torch.zeros_like(tokens, dtype=torch.float32)  # greedy acceptance does not ask
+        if "q_probs" in self.module.Draft._fields:  # a drafter that knows nothing
+            fields["q_probs"] = torch.full_like(self.verified.logits, 1 / self.verified.logits.shape[-1]).float()
         self.draft = self.module.Draft(**{name: fields[name] for name in self.module.Draft._fields})
 
     def moving(self) -> list[tuple[Tensor, Tensor]]:
@@ -183,6 +190,13 @@ class Launches:
     us: float = 0.0
     kernels: dict[str, list[float]] = field(default_factory=dict)
 
+    def without(self, beginnings: tuple[str, ...]) -> Row:
+        """Number and time of the kernels whose names begin otherwise; nothing where that is all of them."""
+        own = [spent for name, spent in self.kernels.items() if not name.startswith(beginnings)]
+        if len(own) == len(self.kernels):
+            return {}
+        return {"own_launches": int(sum(count for count, _ in own)), "own_us": round(sum(us for _, us in own), 1)}
+
     def row(self, most: int = 14) -> Row:
         """The kernels that take longest first."""
         longest = sorted(self.kernels.items(), key=lambda item: -item[1][1])[:most]
@@ -211,7 +225,9 @@ def launches(graph: torch.cuda.CUDAGraph) -> Launches:
     return found
 
 
-FORMS: tuple[str, ...] = ("plain", "verify", "draft", "accept", "commit", "step")
+FORMS: tuple[str, ...] = ("plain", "verify", "draft", "accept", "commit", BETWEEN, "step")
+NETWORK = ("linear", "attention", "rope_attention", "delta", "conv", "tree_conv", "fused_q_rope", "fused_embedded")
+"""What a drafter's network launches, by the names' beginnings: not part of building a tree."""
 
 
 def form_rows(stand: Stand) -> Iterator[Row]:
@@ -224,21 +240,29 @@ def form_rows(stand: Stand) -> Iterator[Row]:
         "draft": stand.make_draft,
         "accept": stand.accept,
         "commit": stand.commit,
+        BETWEEN: stand.between,
         "step": stand.step,
     }
-    for form in FORMS:
+    for form in stand.case.forms or FORMS:
+        if form == BETWEEN and not hasattr(stand.module, "run_between"):
+            continue
         for slot, kept in moving:
             slot.copy_(kept)
-        if form == "accept":
+        if form in ("accept", BETWEEN):
             # Recurrent states have moved on since, and with them what the target says.
             stand.plant()
             stand.verify()
         graph = captured(calls[form])
-        row: Row = {"form": form} | replayed(graph, moving).row() | launches(graph).row()
+        seen = launches(graph)
+        row: Row = {"form": form} | replayed(graph, moving).row() | seen.row()
         for slot, kept in moving:
             slot.copy_(kept)
         if form == "accept":
             row["accept_length"] = stand.accepted.accept_length.tolist()
+        if form == BETWEEN:
+            row |= seen.without(NETWORK)
+            row["accept_length"] = stand.turned.accept_length.tolist()
+            row["valid_nodes"] = stand.turned.valid.sum(1).tolist()
         if form == "draft":
             row["valid_nodes"] = stand.drafted.valid.sum(1).tolist()
         yield row

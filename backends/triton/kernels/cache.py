@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.region_math import follow
+
 
 @triton.jit
 def path_nodes(path, sequence, place, live, P, PATH: tl.constexpr):
@@ -21,11 +23,11 @@ def path_nodes(path, sequence, place, live, P, PATH: tl.constexpr):
 @triton.jit
 def move_part(cache, rows, path, start, count, block, first_row, layer, sequence, batch, width, capacity,
               layer_stride, batch_stride, row_stride, P, PATH: tl.constexpr, COUNT: tl.constexpr,
-              IN_PLACE: tl.constexpr, RB: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+              IN_PLACE: tl.constexpr, SKIP: tl.constexpr, RB: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Columns [BLOCK] of the rows first_row … first_row + RB of one sequence's path to cache row start + place.
 
     `cache` [L,B,capacity,width] contiguous, `rows` with strides. IN_PLACE: node i is cache row start + i, RB covers the
-    path, and all rows are read before one is written, whatever their order.
+    path, and all rows are read before one is written, whatever their order; SKIP: but those that are in place already.
     """
     kept = P
     if COUNT:
@@ -36,8 +38,9 @@ def move_part(cache, rows, path, start, count, block, first_row, layer, sequence
         node = path_nodes(path, sequence, place, place < kept, P, PATH)
         column = block * BLOCK + tl.arange(0, BLOCK)
         live = place < kept
-        if IN_PLACE:
+        if SKIP:
             live = live & (node != place)
+        if IN_PLACE:
             node += first
         mask = live[:, None] & (column < width)[None, :]
         rows += layer.to(tl.int64) * layer_stride + sequence.to(tl.int64) * batch_stride
@@ -54,12 +57,13 @@ def move_rows(first, second, third, first_rows, second_rows, third_rows, path, s
               first_layer, second_layer, third_layer, first_batch, second_batch, third_batch,
               first_stride, second_stride, third_stride,
               PARTS: tl.constexpr, PATH: tl.constexpr, COUNT: tl.constexpr, IN_PLACE: tl.constexpr,
-              RB: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+              SKIP: tl.constexpr, RB: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """cache[l, b, start[b] + j] = rows[l, b, path[b, j]] for j < count[b], for up to three caches and their rows.
 
     Grid (column blocks of all caches, B * row_blocks, L). See `move_part`. path int64 [B,P] (without PATH: 0, 1, …),
     start, count int64 [B] (without COUNT: P everywhere).
     """
+    follow()
     block, layer = tl.program_id(0), tl.program_id(2)
     sequence = tl.program_id(1) // row_blocks
     first_row = tl.program_id(1) % row_blocks * RB
@@ -67,7 +71,7 @@ def move_rows(first, second, third, first_rows, second_rows, third_rows, path, s
     if block < blocks:
         move_part(
             first, first_rows, path, start, count, block, first_row, layer, sequence, batch, first_width,
-            first_capacity, first_layer, first_batch, first_stride, P, PATH, COUNT, IN_PLACE, RB, BLOCK,
+            first_capacity, first_layer, first_batch, first_stride, P, PATH, COUNT, IN_PLACE, SKIP, RB, BLOCK,
         )  # fmt: skip
     if PARTS > 1:
         block -= blocks
@@ -75,14 +79,14 @@ def move_rows(first, second, third, first_rows, second_rows, third_rows, path, s
         if (block >= 0) & (block < blocks):
             move_part(
                 second, second_rows, path, start, count, block, first_row, layer, sequence, batch, second_width,
-                second_capacity, second_layer, second_batch, second_stride, P, PATH, COUNT, IN_PLACE, RB, BLOCK,
+                second_capacity, second_layer, second_batch, second_stride, P, PATH, COUNT, IN_PLACE, SKIP, RB, BLOCK,
             )  # fmt: skip
     if PARTS > 2:
         block -= blocks
         if block >= 0:
             move_part(
                 third, third_rows, path, start, count, block, first_row, layer, sequence, batch, third_width,
-                third_capacity, third_layer, third_batch, third_stride, P, PATH, COUNT, IN_PLACE, RB, BLOCK,
+                third_capacity, third_layer, third_batch, third_stride, P, PATH, COUNT, IN_PLACE, SKIP, RB, BLOCK,
             )  # fmt: skip
 
 

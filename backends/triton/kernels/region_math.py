@@ -48,6 +48,13 @@ def floor_mod(a, b):
 
 
 @triton.jit
+def wrapped(place, SIZE: tl.constexpr):
+    """A place that is off by less than SIZE, within 0 … SIZE - 1."""
+    place = tl.where(place < 0, place + SIZE, place)
+    return tl.where(place >= SIZE, place - SIZE, place)
+
+
+@triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x) of float32."""
     return tl.div_rn(tl.full([], 1.0, tl.float32), 1.0 + tl.exp(-x))
@@ -145,6 +152,42 @@ def best_places(
         found = tl.where(tl.arange(0, K_SIZE)[None, :] == turn, first[:, None], found)
         left = tl.where(place == first[:, None], lowest(keys), left)
     return found
+
+
+@triton.jit
+def ones(word):
+    """How many bits of each uint32 are set."""
+    if not INTERPRETED:
+        return tl.inline_asm_elementwise(
+            "popc.b32 $0, $1;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    word = word + (word >> 8)
+    return ((word + (word >> 16)) & 63).to(tl.int32)
+
+
+@triton.jit
+def last_places(marked, NONE: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, K_SIZE: tl.constexpr):
+    """int32 [K_SIZE]: the last of the first COUNT places that are marked, last first, then NONE; `marked` bool [SIZE].
+
+    Marks are kept as bits of words: the words' counts say which word a place is in, and its bits which place it is.
+    """
+    GROUPS: tl.constexpr = SIZE // 32
+    kept = (marked & (tl.arange(0, SIZE) < COUNT)).to(tl.uint32)
+    word = tl.sum(tl.reshape(kept, [GROUPS, 32]) << tl.arange(0, 32)[None, :].to(tl.uint32), 1)
+    count = ones(word)
+    upto = tl.cumsum(count, 0)
+    behind = (tl.sum(count, 0) - upto)[None, :]
+    turn = tl.arange(0, K_SIZE)[:, None]
+    inside = (turn >= behind) & (turn < behind + count[None, :])
+    mine = tl.sum(tl.where(inside, word[None, :], 0), 1)
+    start = tl.sum(tl.where(inside, tl.arange(0, GROUPS)[None, :] * (32 * 256) + behind, 0), 1)
+    bit = tl.arange(0, 32)[None, :]
+    shifted = mine[:, None] >> bit.to(tl.uint32)
+    hit = ((shifted & 1) != 0) & (ones(shifted >> 1) == turn - (start & 255)[:, None])
+    return tl.max(tl.where(hit, (start >> 8)[:, None] + bit, NONE), 1)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.numbers import is_nan
+from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
@@ -36,6 +37,7 @@ def row_argmax(x, out, partial, arrived, V, parts, stride, SPAN: tl.constexpr, P
 
     `partial` int64 [R,parts]: a part's best as one number, whose order is that of (value, -index).
     """
+    follow()
     part, row = tl.program_id(0), tl.program_id(1)
     column = part * SPAN + tl.arange(0, SPAN)
     values = tl.load(x + row.to(tl.int64) * stride + column, mask=column < V, other=float("-inf")).to(tl.float32)
@@ -114,6 +116,7 @@ def row_topk(scores, values, indices, partial, sums, arrived, V, parts, stride, 
     With LAW the scores are logits and the values min(log_softmax, 0) in float32. Grid (parts, R). `partial` int32
     [R,parts,K]: a part's best; `sums` float32 [R,2,parts]: its maximum and sum of exponentials (LAW).
     """
+    follow()
     part, row = tl.program_id(0), tl.program_id(1)
     scores += row.to(tl.int64) * stride
     column = part * SPAN + tl.arange(0, SPAN)

@@ -12,6 +12,11 @@ def interpreted() -> bool:
     return bool(getattr(INTERPRETED, "value", INTERPRETED))
 
 
+def beside() -> dict[str, bool]:
+    """Options of a launch that may begin while the kernel in front of it ends (the kernel waits itself)."""
+    return {} if interpreted() else {"launch_pdl": True}
+
+
 def power_of_two(size: int, least: int = 1) -> int:
     """The smallest power of two that is not below `size` or `least`."""
     return max(least, 1 << (size - 1).bit_length() if size > 1 else 1)

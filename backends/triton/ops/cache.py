@@ -9,7 +9,7 @@ import torch
 
 from specc.backends.triton.kernels.cache import move_rows, overlay_rows
 from specc.backends.triton.kernels.conv import last_inputs
-from specc.backends.triton.launch.core import power_of_two
+from specc.backends.triton.launch.core import beside, power_of_two
 
 Tensor = torch.Tensor
 
@@ -37,8 +37,12 @@ def launch_moves(
     path: Tensor | None,
     start: Tensor,
     count: Tensor | None,
+    skip: bool = False,
 ) -> None:
-    """One launch for up to three caches [L,B,C,E] and rows [L,B,M,E] (None: they move inside the caches)."""
+    """One launch for up to three caches [L,B,C,E] and rows [L,B,M,E] (None: they move inside the caches).
+
+    `skip`: rows that are in place already are neither read nor written.
+    """
     source = caches if rows is None else rows
     places = source[0].shape[2] if path is None else path.shape[1]
     if not places:
@@ -67,9 +71,11 @@ def launch_moves(
         PATH=path is not None,
         COUNT=count is not None,
         IN_PLACE=rows is None,
+        SKIP=rows is None and skip,
         RB=row_block,
         BLOCK=block,
         num_warps=4,
+        **beside(),
     )
 
 
@@ -81,16 +87,16 @@ def append_rows_(cache: Tensor, rows: Tensor, start: Tensor, count: Tensor | Non
 def commit_path_(cache: Tensor, path: Tensor, start: Tensor, count: Tensor, fast_reorder: bool) -> None:
     """Row start[b] + path[b, j] of cache [B,C,…] moves to start[b] + j for j < count[b], as a gather would.
 
-    Rows that are in place already are left, with and without `fast_reorder`.
+    `fast_reorder` leaves rows that are in place already; else all of the path are read and written.
     """
-    launch_moves([flat_rows(cache, 2)], None, path.contiguous(), start, count)
+    launch_moves([flat_rows(cache, 2)], None, path.contiguous(), start, count, fast_reorder)
 
 
 def commit_path_layers_(caches: list[Tensor], path: Tensor, start: Tensor, count: Tensor, fast_reorder: bool) -> None:
     """`commit_path_` for every layer of caches [L,B,C,…]: one launch for three of them."""
     for first in range(0, len(caches), 3):
         part = [flat_rows(cache, 3) for cache in caches[first : first + 3]]
-        launch_moves(part, None, path.contiguous(), start, count)
+        launch_moves(part, None, path.contiguous(), start, count, fast_reorder)
 
 
 def append_path_layers_(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specc.backends.triton.kernels.vocab import row_argmax, row_topk
-from specc.backends.triton.launch.core import power_of_two
+from specc.backends.triton.launch.core import beside, power_of_two
 
 Tensor = torch.Tensor
 
@@ -61,6 +61,7 @@ def vocabulary_argmax(x: Tensor) -> Tensor:
         SPAN=span,
         PARTS=power_of_two(parts),
         num_warps=8 if span >= 4096 else 4,
+        **beside(),
     )
     return out
 
@@ -93,6 +94,7 @@ def launch_topk(scores: Tensor, k: int, law: bool) -> tuple[Tensor, Tensor]:
         LOW=torch.finfo(scores.dtype).min,
         LAW=law,
         num_warps=8 if span > 2048 else 4,
+        **beside(),
     )
     return values, indices
 

@@ -200,7 +200,26 @@ def topk(w: Writer, node: Node) -> tuple[Value, ...]:
         raise Unsupported("topk of this form")
     if block.dtype.is_floating_point:
         raise Unsupported("topk of floats")
-    return _best(w, block, given["k"])
+    return _last_marked(w, given["self"], block, given["k"]) or _best(w, block, given["k"])
+
+
+def _last_marked(w: Writer, node: Node, block: Block, k: int) -> tuple[Value, ...] | None:
+    """The greatest of where(marked, 0, 1, …, none) with none below 0: the last places that are marked."""
+    if node.target is not aten.where.self or node not in w.env or block.axes != (0,) or len(block.shape) != 1:
+        return None
+    given = named_arguments(node)
+    marked, none = w.value(given["condition"]), w.value(given["other"])
+    negative = isinstance(none, Block) and none.literal and none.text.startswith("-")
+    if getattr(given["self"], "target", None) is not ops.iota or not negative:
+        return None
+    count, size = block.shape[0], padded(block.shape[0])
+    mark = w.full(w.block(marked))
+    if mark.axes != (0,) or mark.shape != block.shape or size < 64 or not 1 < k < 256:
+        return None
+    sizes = f"NONE={w.block(none).text}, COUNT={count}, SIZE={size}, K_SIZE={padded(k)}"
+    text = f"{w.helper(region_math.last_places)}({mark.text}, {sizes}).to(tl.int64)"
+    w.largest = max(w.largest, padded(k) * max(32, size // 32))
+    return (w.let("values", text, torch.int64, (k,), (0,), block.lead), None)  # type: ignore[return-value]
 
 
 def _best(w: Writer, block: Block, k: int) -> tuple[Value, ...]:

@@ -6,8 +6,10 @@ from functools import cache
 
 import torch
 
-from specc.backends.triton.launch.core import interpreted
+from specc.backends.triton.launch.core import beside
 from specc.ir.ops.attention import rope_frequencies
+
+__all__ = ["beside", "dense", "frequencies"]
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
@@ -21,8 +23,3 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 def frequencies(dim: int, theta: float, scaling: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """Inverse rotary frequencies float32 [dim/2], made once per device (before a graph is captured)."""
     return rope_frequencies(dim, theta, list(scaling), torch.float32, device)
-
-
-def beside() -> dict[str, bool]:
-    """Options of a launch that may begin while the kernel in front of it ends (the kernel waits itself)."""
-    return {} if interpreted() else {"launch_pdl": True}

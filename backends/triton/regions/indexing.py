@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from specc.backends.printing.naming import wanted_name
+from specc.backends.triton.kernels import region_math
 from specc.backends.triton.regions.create import static_values, table_text
 from specc.backends.triton.regions.pointwise import cast, number_text
 from specc.backends.triton.regions.reduce import rest_dims
@@ -296,10 +297,10 @@ def roll(w: Writer, node: Node) -> Block:
     axes = value.axes()
     place = w.index(shape, axes, dim)
     size = shape[dim]
-    # A shift is below the size in magnitude: one wrap is enough.
-    moved = f"({place} - {text} + {size}) % {size}"
+    helper = w.helper(region_math.wrapped)
     indices: list[str | None] = [
-        f"({moved})" if item == dim else w.index(shape, axes, item) for item in range(len(shape))
+        f"{helper}({place} - {text}, {size})" if item == dim else w.index(shape, axes, item)
+        for item in range(len(shape))
     ]
     return w.load_at(value, shape, axes, lead, indices, w.masks(shape, axes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -85,6 +85,7 @@ class Lines(ABC):
     stored: list[Node] = field(default_factory=list)
     uses_batch: bool = False
     largest: int = 1
+    small: Callable[[Node], bool] = lambda _: False
 
     # Lines and names ------------------------------------------------------------------------------------------
 
@@ -134,12 +135,32 @@ class Lines(ABC):
     def value(self, node: Node) -> Value:
         """The value of a node of the region, or of an input."""
         if node not in self.env:
-            self.env[node] = self.resolve(self, node)
+            made = self.resolve(self, node)
+            self.env[node] = self._marked(node, made) if isinstance(made, Block) else made
         return self.env[node]
+
+    def _marked(self, node: Node, value: Block) -> Block:
+        """The value, `small` if it is known to be."""
+        return replace(value, small=True) if value.dtype == torch.int64 and self.small(node) else value
+
+    @staticmethod
+    def narrow(value: Block) -> Block:
+        """A small int64 as int32, for what moves elements between threads: half the bytes and instructions."""
+        if not value.small or value.literal:
+            return value
+        return replace(value, text=f"{value.text}.to(tl.int32)", dtype=torch.int32, small=False)
+
+    def widen(self, value: Block, dtype: torch.dtype) -> Block:
+        """`narrow` undone."""
+        if value.dtype == dtype or value.dtype != torch.int32 or dtype != torch.int64:
+            return value
+        return replace(value, text=f"{self.typed(value)}.to(tl.int64)", dtype=dtype, literal=False)
 
     def block(self, node: Node | Value) -> Block:
         """The node's value in registers."""
-        value = self.value(node) if isinstance(node, Node) else node
+        if isinstance(node, Node):
+            return self._marked(node, self.block(self.value(node)))
+        value = node
         if isinstance(value, Block):
             return value
         if isinstance(value, Overlay):
@@ -239,7 +260,7 @@ class Lines(ABC):
             text = f"tl.full({block}, {value.text}, {register_type(value.dtype)})"
         else:
             text = f"tl.broadcast_to({self.spread_text(value.text, value.axes, axes)}, {block})"
-        return self.let("spread", text, value.dtype, value.shape, axes, value.lead)
+        return replace(self.let("spread", text, value.dtype, value.shape, axes, value.lead), small=value.small)
 
     def typed(self, value: Block) -> str:
         """The text, as a value of its dtype where it is a plain number."""

@@ -8,7 +8,7 @@ possible when a kernel is written (`Blocked`) is left out, and the graph is divi
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -91,8 +91,15 @@ def items(node: Node) -> list[Node]:
 class Partition:
     """One attempt to divide a graph."""
 
-    def __init__(self, module: GraphModule, policy: str, blocked: dict[tuple[Node, str], str], limit: int) -> None:
-        self.module, self.policy, self.blocked, self.limit = module, policy, blocked, limit
+    def __init__(
+        self,
+        module: GraphModule,
+        policy: str,
+        blocked: dict[tuple[Node, str], str],
+        limit: int,
+        small: Callable[[Node], bool],
+    ) -> None:
+        self.module, self.policy, self.blocked, self.limit, self.small = module, policy, blocked, limit, small
         self.nodes = [node for node in module.graph.nodes if node.op == "call_function" and not is_free(node)]
         self.place = {node: number for number, node in enumerate(self.nodes)}
         self.orders = orders(self.nodes)
@@ -137,7 +144,7 @@ class Partition:
 
     def _fits(self, node: Node, kind: Kind) -> bool:
         try:
-            emit(Region(kind, (node,), tuple(results(node))), self.limit)
+            emit(Region(kind, (node,), tuple(results(node))), self.limit, self.small)
         except Blocked as reason:
             self.blocked[node, kind.name] = str(reason)
             return False

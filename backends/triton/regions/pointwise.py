@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -171,7 +172,8 @@ def cast(w: Writer, block: Block, dtype: torch.dtype) -> Block:
         text = w.rounded(source, dtype)
     else:
         text = w.rounded(f"{source}.to({register_type(dtype)})", dtype)
-    return w.let("wide", text, dtype, block.shape, block.axes, block.lead)
+    made = w.let("wide", text, dtype, block.shape, block.axes, block.lead)
+    return replace(made, small=True) if dtype == torch.int64 and not block.dtype.is_floating_point else made
 
 
 def compute(w: Writer, node: Node, operands: Sequence[Block], form: Form, computed: torch.dtype) -> Block:

@@ -61,11 +61,12 @@ def total(w: Writer, node: Node) -> Block:
     """`sum`; 16-bit floats in float32, rounded once."""
     dtype = node.meta["val"].dtype
     block = cast(w, w.block(node.args[0]), working(dtype))  # type: ignore[arg-type]
+    block = w.narrow(block) if w.small(node) else block
     neutral = number_text(0, working(dtype))
     made = _reduced(
         w, node, block, rest_dims(w, node, _dims(node)), neutral, lambda text, axis: f"tl.sum({text}, {axis})"
     )
-    return cast(w, made, dtype)
+    return cast(w, w.widen(made, dtype), dtype)
 
 
 def mean(w: Writer, node: Node) -> Block:
@@ -105,16 +106,20 @@ def largest(w: Writer, node: Node) -> Block:
         name, dims = w.helper(region_math.greatest), rest_dims(w, node, _dims(node))
         return _reduced(w, node, block, dims, 'float("-inf")', lambda text, axis: f"{name}({text}, {axis})")
     _only_integers(block)
+    whole, block = block.dtype, w.narrow(block)
     low = number_text(torch.iinfo(block.dtype).min, block.dtype)
-    return _reduced(w, node, block, rest_dims(w, node, _dims(node)), low, lambda text, axis: f"tl.max({text}, {axis})")
+    made = _reduced(w, node, block, rest_dims(w, node, _dims(node)), low, lambda text, axis: f"tl.max({text}, {axis})")
+    return w.widen(made, whole)
 
 
 def smallest(w: Writer, node: Node) -> Block:
     """`amin` of integers."""
     block = w.block(node.args[0])  # type: ignore[arg-type]
     _only_integers(block)
+    whole, block = block.dtype, w.narrow(block)
     high = number_text(torch.iinfo(block.dtype).max, block.dtype)
-    return _reduced(w, node, block, rest_dims(w, node, _dims(node)), high, lambda text, axis: f"tl.min({text}, {axis})")
+    made = _reduced(w, node, block, rest_dims(w, node, _dims(node)), high, lambda text, axis: f"tl.min({text}, {axis})")
+    return w.widen(made, whole)
 
 
 def _only_integers(block: Block) -> None:
@@ -131,7 +136,7 @@ def argmax(w: Writer, node: Node) -> Block:
     if len(dims) != 1:
         raise Unsupported("argmax over all dims")
     dim = dims[0]
-    block = w.full(block, dims)
+    block = w.narrow(w.full(block, dims))
     keep = bool(named_arguments(node).get("keepdim", False))
     shape = (*block.shape[:dim], *((1,) if keep else ()), *block.shape[dim + 1 :])
     axes = tuple(axis - (axis > dim and not keep) for axis in block.axes if axis != dim)
@@ -150,7 +155,9 @@ def running(w: Writer, node: Node) -> Block:
     if dim not in block.axes:
         return cast(w, block, dtype)
     function = "tl.cumsum" if node.target is aten.cumsum.default else "tl.cumprod"
-    text = w.rounded(f"{function}({block.text}, {block.axes.index(dim)})", dtype)
+    narrowed = w.narrow(block) if w.small(node) else block
+    text = w.rounded(f"{function}({narrowed.text}, {block.axes.index(dim)})", dtype)
+    text += ".to(tl.int64)" if narrowed is not block else ""
     return w.let(wanted_name(node), text, dtype, block.shape, block.axes, block.lead)
 
 

@@ -173,9 +173,10 @@ def _check(w: Writer, node: Node, value: Any) -> None:
             raise Unsupported("a value of other rows")
 
 
-def emit(region: Region, limit: int = LIMIT) -> Emitted:
-    """The source of a region. Raises Blocked with the node that can't be in it."""
-    w = Writer(region.kind, Names(RESERVED), resolver(region))
+def emit(region: Region, limit: int = LIMIT, small: Callable[[Node], bool] = lambda _: False) -> Emitted:
+    """The source of a region; `small` says of int64 nodes that int32 holds their values. Raises Blocked with the node
+    that can't be in it."""
+    w = Writer(region.kind, Names(RESERVED), resolver(region), small=small)
     current = region.nodes[0]
     try:
         for current in region.nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
@@ -13,8 +13,11 @@ from specc.backends.triton.regions.partition import POLICIES, Partition, anchors
 from specc.backends.triton.regions.region import LIMIT, Blocked, Emitted, Region, emit, is_free
 from specc.backends.triton.regions.table import LAUNCHES
 from specc.ir.effects import flat_nodes
+from specc.ir.ranges import Interval, analyse
+from specc.ir.ranges.bounds import integer
 
 Unit = Node | Region
+INT32 = Interval(integer(-(2**31)), integer(2**31 - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def written(attempt: Partition, limit: int) -> dict[Region, Emitted] | None:
         emitted: dict[Region, Emitted] = {}
         for region in attempt.regions(printed):
             try:
-                emitted[region] = emit(region, limit)
+                emitted[region] = emit(region, limit, attempt.small)
             except Blocked as reason:
                 attempt.blocked[reason.node, region.kind.name] = str(reason)
         if len(attempt.blocked) > before:
@@ -116,12 +119,14 @@ def _sorted(needs: Mapping[Unit, set[Unit]], keys: Mapping[Unit, int]) -> Iterat
         raise Waiting(unit for unit in needs if waiting[unit] and isinstance(unit, Region))
 
 
-def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
+def divide(
+    module: GraphModule, policy: str, limit: int = LIMIT, small: Callable[[Node], bool] = lambda _: False
+) -> Level:
     """One graph (not its loops' bodies) divided by one policy."""
     blocked: dict[tuple[Node, str], str] = {}
     while True:
         before = len(blocked)
-        attempt = Partition(module, policy, blocked, limit)
+        attempt = Partition(module, policy, blocked, limit, small)
         attempt.run()
         attempt.merge()
         attempt.sink()
@@ -140,4 +145,9 @@ def divide(module: GraphModule, policy: str, limit: int = LIMIT) -> Level:
 
 def plan_level(module: GraphModule, limit: int = LIMIT) -> Level:
     """The better of the policies: where a node can be work per token or per batch row, which is preferred."""
-    return min((divide(module, policy, limit) for policy in POLICIES), key=lambda level: level.launches)
+    ranges = analyse(module)
+
+    def small(node: Node) -> bool:
+        return ranges.of(node).within(INT32)
+
+    return min((divide(module, policy, limit, small) for policy in POLICIES), key=lambda level: level.launches)

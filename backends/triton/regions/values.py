@@ -47,7 +47,8 @@ def register_type(dtype: torch.dtype) -> str:
 @dataclass(frozen=True, slots=True)
 class Block:
     """`text` is a Triton expression. `axes`: the dims of `shape` that are block axes; along the others (sizes over 1
-    too) the value is the same. `literal`: the text is a Python number, known when the kernel is compiled."""
+    too) the value is the same. `literal`: the text is a Python number, known when the kernel is compiled. `small`: an
+    int64 whose values int32 can hold (see `Lines.narrow`)."""
 
     text: str
     dtype: torch.dtype
@@ -55,6 +56,7 @@ class Block:
     axes: tuple[int, ...]
     lead: int
     literal: bool = False
+    small: bool = False
 
     @property
     def block(self) -> Shape:

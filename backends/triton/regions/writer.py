@@ -61,7 +61,7 @@ class Writer(Lines):
 
     def moved(self, value: Block, place: int, index: str, block: tuple[int, ...]) -> str:
         """Lanes of a block taken at `index` (a text in a block of sizes `block`) along the axis at `place`."""
-        source, stride, terms = self._movable(value), 1, list[str]()
+        source, stride, terms = self._movable(self.narrow(value)), 1, list[str]()
         if len(block) == 1:
             text = f"tl.gather({source}, {index}, 0)"
         else:
@@ -71,7 +71,9 @@ class Writer(Lines):
                 terms.append(at if stride == 1 else f"{at} * {stride}")
                 stride *= value.block[axis]
             text = f"{self.helper(region_math.lanes)}({source}, {' + '.join(reversed(terms))})"
-        return f"{text} != 0" if value.dtype == torch.bool else text
+        if value.dtype == torch.bool:
+            return f"{text} != 0"
+        return f"{text}.to(tl.int64)" if value.small else text
 
     def safe(self, value: Block) -> Block:
         """The value with 1 in the padding, for functions that are not defined everywhere."""
@@ -110,6 +112,7 @@ class Writer(Lines):
             return value.reshaped(shape, axes)
         hit = f"{self.index(value.shape, value.axes, dim)} == {index}"
         place = value.axes.index(dim)
+        dtype, value = value.dtype, self.narrow(value)
         if value.dtype == torch.bool:
             text = f"tl.sum(tl.where({hit}, {value.text}.to(tl.int32), 0), {place}) != 0"
         elif value.dtype in _BITS:
@@ -118,7 +121,8 @@ class Writer(Lines):
             text = f"tl.sum({moved}, {place}).to({kind}, bitcast=True)"
         else:
             text = f"tl.sum(tl.where({hit}, {value.text}, 0), {place})"
-        return self.let(name, text, value.dtype, shape, axes, value.lead)
+            text += ".to(tl.int64)" if value.dtype != dtype else ""
+        return self.let(name, text, dtype, shape, axes, value.lead)
 
     def halves(self, value: Block, dim: int) -> tuple[Block, Block]:
         """The first and the second half along an axis whose size is a power of two."""

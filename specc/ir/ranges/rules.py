@@ -307,6 +307,12 @@ def _cumsum(call: Call, operands: Operands) -> Value:
     return iv.join(each.plain(), iv.scale_by_count(each, count))
 
 
+@rule("cumprod")
+def _cumprod(call: Call, operands: Operands) -> Value:
+    each = operands.of(call.first)
+    return each.plain() if each.within(BOOL) else EVERYTHING
+
+
 @rule("argmax", "argmin")
 def _argmax(call: Call, operands: Operands) -> Value:
     dim = call.arg(1, "dim")
