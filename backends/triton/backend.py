@@ -14,6 +14,7 @@ from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.recurrent import recurrent_layers
 from specc.backends.triton.regions import plan
+from specc.backends.triton.rotations import attention_steps
 from specc.backends.triton.runtime.decoder import Decoder
 from specc.backends.triton.vocabulary import vocabulary_kernels
 from specc.backends.triton.windows import moved_windows
@@ -59,7 +60,7 @@ class TritonBackend:
         if found:
             raise DiagnosticError(found)
         graphs = {
-            name: batch_layers(recurrent_layers(moved_windows(vocabulary_kernels(graph)))[0])[0]
+            name: batch_layers(attention_steps(recurrent_layers(moved_windows(vocabulary_kernels(graph)))[0])[0])[0]
             for name, graph in program.graphs.items()
         }
         dialect = replace(DIALECT, whole_steps=between_steps) if between else DIALECT
