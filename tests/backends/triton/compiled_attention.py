@@ -13,6 +13,7 @@ import torch
 
 from specc.backends.triton.ops import attention
 from specc.backends.triton.ops.attention_paged import tree_attention_paged
+from specc.backends.triton.ops.attention_step import rope_attention_
 from tests.backends.triton.recorded import launched
 
 HEADS = {64: (9, 3), 128: (32, 8), 256: (16, 2)}
@@ -39,8 +40,23 @@ def calls(dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"pages, {name}", partial(tree_attention_paged, q, pool, pool, table, length, mask, positions, 0.1, 0)
 
 
+def steps(dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(name, call): a layer's attention with its rotations and new rows, views of one projection."""
+    heads, shared = HEADS[dim]
+    for nodes, batch in ((1, 1), (16, 1), (16, 64)):
+        projected = torch.empty(batch, nodes, (heads + 2 * shared) * dim, dtype=torch.bfloat16)
+        parts = projected.split([heads * dim, shared * dim, shared * dim], dim=-1)
+        angle = torch.empty(batch, nodes, dim // 2, dtype=torch.bfloat16)
+        cache = torch.empty(batch, 2048, shared, dim, dtype=torch.bfloat16)
+        length, mask = torch.empty(batch, dtype=torch.int64), torch.empty(batch, nodes, nodes, dtype=torch.bool)
+        rows = [part.unflatten(-1, (-1, dim)) for part in parts]
+        both = (*rows, angle, angle, cache, cache, length, length)
+        yield f"step of a chain, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, None, 0.1)
+        yield f"step of a tree, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, mask, 0.1)
+
+
 if __name__ == "__main__":
-    found = {
-        f"{kernel}: {name}": asdict(used) for name, call in calls(int(sys.argv[1])) for kernel, used in launched(call)
-    }
+    chosen = int(sys.argv[1])
+    every = (*calls(chosen), *steps(chosen))
+    found = {f"{kernel}: {name}": asdict(used) for name, call in every for kernel, used in launched(call)}
     print(json.dumps(found))

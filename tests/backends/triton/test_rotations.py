@@ -1,0 +1,163 @@
+"""Rotations, new rows and attention become one op where nothing can tell; else they stay, with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from specc.backends.triton import rotations
+from specc.backends.triton.rotations import attention_steps
+from specc.ir import ops
+from specc.ir.build import GraphBuilder, fake
+from specc.ir.interpreter import Interpreter
+
+aten = torch.ops.aten
+BATCH, TOKENS, HEADS, SHARED, DIM, CAPACITY = 2, 3, 4, 2, 8, 12
+CHANGES: dict[str, str] = {
+    "window": "has a window",
+    "one tensor": "lie in one tensor",
+    "q as it is": "is not rotated as a whole",
+    "k as it is": "is not rotated as a whole",
+    "q read twice": "is read elsewhere",
+    "k read twice": "is read elsewhere",
+    "other start": "go elsewhere",
+    "other start of v": "go elsewhere",
+    "other count": "different numbers of rows",
+    "other angles": "different angles",
+    "no rows": "no new rows are appended",
+    "written behind": "no new rows are appended",
+    "read between": "touches what they read or write",
+    "length written": "touches what they read or write",
+    "rows written": "touches what they read or write",
+    "offset": "rows of earlier levels",
+    "wide mask": "rows of earlier levels",
+    "half of v": "differ in their number",
+    "single": "differ in their dtype",
+}
+"""Changes of the graph that each leave it as it is, and what the note says."""
+
+
+def graph(change: str = "", tree: bool = True, count: bool = True) -> GraphModule:
+    """A layer's attention as plan-buffers leaves it, with one change; results: o and what else is read."""
+    b = GraphBuilder(("verify",))
+    kind = torch.float32
+
+    def held(name: str, *shape: int, dtype: torch.dtype = kind) -> Node:
+        return b.placeholder(name, fake(shape, dtype))
+
+    q0, k0 = held("q0", BATCH, TOKENS, HEADS, DIM), held("k0", BATCH, TOKENS, SHARED, DIM)
+    v = held("v", BATCH, TOKENS, SHARED, DIM)
+    cos, sin, cos2 = (held(name, BATCH, TOKENS, DIM // 2) for name in ("cos", "sin", "cos2"))
+    caches = [held(name, BATCH, CAPACITY, SHARED, DIM) for name in ("K", "V")]
+    if change == "single":
+        v, caches[1] = (b.call(aten._to_copy.default, x, dtype=torch.float64) for x in (v, caches[1]))
+    if change == "one tensor":
+        caches[1] = caches[0]
+    length, kept, other = (held(name, BATCH, dtype=torch.int64) for name in ("length", "count", "other"))
+    wide = TOKENS + (change == "wide mask")
+    mask = held("mask", BATCH, TOKENS, wide, dtype=torch.bool)
+    number = kept if count else None
+    results: list[Node] = []
+    q = q0 if change == "q as it is" else b.call(ops.rope, q0, cos, sin)
+    k = k0 if change == "k as it is" else b.call(ops.rope, k0, cos2 if change == "other angles" else cos, sin)
+    if change in ("q read twice", "k read twice"):
+        results.append(b.call(aten.neg.default, q if change == "q read twice" else k))
+    if change != "no rows":
+        b.call(ops.append_rows_, caches[0], k, other if change == "other start" else length, number)
+    value = b.call(aten.slice.Tensor, v, 1, 0, TOKENS - 1) if change == "half of v" else v
+    start = other if change == "other start of v" else length
+    b.call(ops.append_rows_, caches[1], value, start, other if change == "other count" else number)
+    if change == "written behind":
+        b.call(aten.mul_.Scalar, caches[0], 2.0)
+    elif change == "read between":
+        results.append(b.call(aten.add.Tensor, caches[0], 0.0))
+    elif change == "length written":
+        b.call(aten.mul_.Scalar, length, 0)
+    elif change == "rows written":
+        b.call(aten.mul_.Scalar, v, 2.0)
+    positions = b.call(aten.add.Tensor, b.call(aten.unsqueeze.default, other, 1), b.call(ops.iota, other, TOKENS))
+    window, offset = (2 if change == "window" else 0), (1 if change == "offset" else 0)
+    if tree and change != "offset":
+        o = b.call(ops.tree_attention_cached, q, *caches, length, mask, positions, 0.3, window, False)
+    else:
+        o = b.call(ops.causal_attention_cached, q, *caches, length, positions, offset, 0.3, window, False)
+    return b.output([o, *results])
+
+
+def outcome(module: GraphModule, seed: int = 0) -> list[torch.Tensor]:
+    """Results, and all tensors afterwards."""
+    made = torch.Generator().manual_seed(seed)
+    held: list[Any] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            if value.dtype == torch.int64:
+                held.append(torch.tensor({"length": [4, 2], "count": [2, 3]}.get(node.name, [3, 1])))
+            elif value.dtype == torch.bool:
+                held.append(torch.ones(value.shape, dtype=torch.bool).tril())
+            else:
+                held.append(torch.randn(value.shape, generator=made, dtype=value.dtype))
+    return [*(item.clone() for item in Interpreter(module).run(*held)), *held]
+
+
+def targets(module: GraphModule) -> list[Any]:
+    return [node.target for node in module.graph.nodes if str(node.target).startswith("specc.")]
+
+
+@pytest.mark.parametrize("tree", [True, False])
+@pytest.mark.parametrize("count", [True, False])
+def test_one_op_stands_for_four(tree: bool, count: bool) -> None:
+    module = graph(tree=tree, count=count)
+    made, notes = attention_steps(module)
+    assert notes == []
+    assert [name for name in targets(made) if name is not ops.iota] == [ops.rope_attention_]
+    for left, right in zip(outcome(module), outcome(made), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_it_has_the_origins_of_all_that_it_stands_for() -> None:
+    made, _ = attention_steps(graph())
+    node = next(item for item in made.graph.nodes if item.target is ops.rope_attention_)
+    assert rotations.ORIGIN in node.meta["passes"]
+    assert "verify" in node.meta["keys"]
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_what_must_stay_stays_with_a_reason(change: str) -> None:
+    module = graph(change, tree=change != "offset")
+    made, notes = attention_steps(module)
+    assert ops.rope_attention_ not in targets(made)
+    assert len(notes) == 1
+    assert CHANGES[change] in notes[0]
+
+
+def test_prompts_keep_theirs() -> None:
+    with patch.object(rotations, "MOST_TOKENS", TOKENS - 1):
+        made, notes = attention_steps(graph())
+    assert ops.rope_attention_ not in targets(made)
+    assert "tokens" in notes[0]
+
+
+@pytest.mark.parametrize("change", ["other start", "read between", "other count", "other angles", "rows written"])
+def test_a_check_that_is_left_out_is_noticed(change: str) -> None:
+    """The reasons are no pretexts: without them the graph would do something else."""
+    module = graph(change)
+
+    def lenient(node: Node) -> Any:
+        given = rotations.named_arguments(node)
+        caches = (given["k_cache"], given["v_cache"])
+        appends = [rotations._append(cache, node) for cache in caches]
+        rows = [rotations.named_arguments(item) for item in appends]
+        q, k = (rotations.named_arguments(item) for item in (given["q"], rows[0]["rows"]))
+        inside = rotations._in_order(given["q"], rows[0]["rows"], *appends)
+        arguments = (q["x"], k["x"], rows[1]["rows"], q["cos"], q["sin"], *caches, given["length"], rows[0]["count"])
+        return rotations._Found(tuple(inside), (*arguments, given["mask"], given["scale"], given["fused"]))
+
+    with patch.object(rotations, "_found", lenient):
+        made, _ = attention_steps(module)
+    assert ops.rope_attention_ in targets(made)
+    assert not all(torch.equal(a, b) for a, b in zip(outcome(module), outcome(made), strict=True))
