@@ -49,8 +49,8 @@ def steps(dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         angle = torch.empty(batch, nodes, dim // 2, dtype=torch.bfloat16)
         cache = torch.empty(batch, 2048, shared, dim, dtype=torch.bfloat16)
         length, mask = torch.empty(batch, dtype=torch.int64), torch.empty(batch, nodes, nodes, dtype=torch.bool)
-        rows = [part.unflatten(-1, (-1, dim)) for part in parts]
-        both = (*rows, angle, angle, cache, cache, length, length)
+        q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
+        both = (q, k, v, angle, angle, cache, cache, length, length)
         yield f"step of a chain, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, None, 0.1)
         yield f"step of a tree, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, mask, 0.1)
 

@@ -99,9 +99,9 @@ def cases(draw: st.DrawFn) -> Case:
     parents = torch.tensor([[draw(st.integers(0, i)) for i in range(tokens)] for _ in range(batch)])
     mask = ops.ancestor_mask(parents, torch.ones(batch, tokens, dtype=torch.bool))
     cut = torch.tensor([draw(st.integers(0, tokens)) for _ in range(batch)])
-    heads = (x.unflatten(-1, (-1, dim)) for x in (q, k, v))
+    q, k, v = (x.unflatten(-1, (-1, dim)) for x in (q, k, v))
     return Case(
-        *heads, angle.cos().to(kind), angle.sin().to(kind), rand(batch, capacity, shared, dim),
+        q, k, v, angle.cos().to(kind), angle.sin().to(kind), rand(batch, capacity, shared, dim),
         rand(batch, capacity, shared, dim), length, draw(st.sampled_from([None, cut])),
         draw(st.sampled_from([None, mask])), config,
     )  # fmt: skip
@@ -154,10 +154,10 @@ def test_a_full_cache_ends_as_it_does_with_single_ops() -> None:
     """Rows beyond the capacity are dropped by none of the ops: nothing is kept, the last row is repeated (I25)."""
     made = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, heads, 16, generator=made) for heads in (2, 1, 1))
-    caches = [torch.randn(2, 32, 1, 16, generator=made) for _ in range(2)]
+    k_cache, v_cache = (torch.randn(2, 32, 1, 16, generator=made) for _ in range(2))
     turn = torch.ones(2, 3, 8)
     for lengths, kept in (([32, 31], [0, 1]), ([29, 30], [3, 2])):
-        case = Case(q, k, v, turn, turn * 0.5, *caches, torch.tensor(lengths), torch.tensor(kept), None, ONE)
+        case = Case(q, k, v, turn, turn * 0.5, k_cache, v_cache, torch.tensor(lengths), torch.tensor(kept), None, ONE)
         for found, expected in zip(case.run(ONE), case.one_by_one(), strict=True):
             assert torch.equal(found, expected)
 
@@ -175,7 +175,7 @@ def test_rotating_in_front_writes_what_is_kept() -> None:
     cos, sin = (torch.randn(2, 3, 8, generator=made).bfloat16() for _ in range(2))
     mine, wanted = ([torch.zeros(2, 9, 2, 16, dtype=torch.bfloat16) for _ in range(2)] for _ in range(2))
     length, count = torch.tensor([4, 2]), torch.tensor([3, 1])
-    assert torch.equal(rotate_first(q, k, v, cos, sin, *mine, length, count), own.rope(q, cos, sin))
+    assert torch.equal(rotate_first(q, k, v, cos, sin, mine[0], mine[1], length, count), own.rope(q, cos, sin))
     for cache, rows in zip(wanted, (own.rope(k, cos, sin), v), strict=True):
         append_rows_(cache, rows, length, count)
     assert all(torch.equal(a, b) for a, b in zip(mine, wanted, strict=True))

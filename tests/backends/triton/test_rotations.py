@@ -14,6 +14,7 @@ from specc.backends.triton.rotations import attention_steps
 from specc.ir import ops
 from specc.ir.build import GraphBuilder, fake
 from specc.ir.interpreter import Interpreter
+from specc.ir.scope import named_arguments
 
 aten = torch.ops.aten
 BATCH, TOKENS, HEADS, SHARED, DIM, CAPACITY = 2, 3, 4, 2, 8, 12
@@ -148,11 +149,11 @@ def test_a_check_that_is_left_out_is_noticed(change: str) -> None:
     module = graph(change)
 
     def lenient(node: Node) -> Any:
-        given = rotations.named_arguments(node)
+        given = named_arguments(node)
         caches = (given["k_cache"], given["v_cache"])
         appends = [rotations._append(cache, node) for cache in caches]
-        rows = [rotations.named_arguments(item) for item in appends]
-        q, k = (rotations.named_arguments(item) for item in (given["q"], rows[0]["rows"]))
+        rows = [named_arguments(item) for item in appends]
+        q, k = (named_arguments(item) for item in (given["q"], rows[0]["rows"]))
         inside = rotations._in_order(given["q"], rows[0]["rows"], *appends)
         arguments = (q["x"], k["x"], rows[1]["rows"], q["cos"], q["sin"], *caches, given["length"], rows[0]["count"])
         return rotations._Found(tuple(inside), (*arguments, given["mask"], given["scale"], given["fused"]))
