@@ -5,7 +5,6 @@ The optional last rung is run: kernels are compiled by triton-ascend and AscendN
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from specc.backends.ascend.harness.wheel import unzipped_wheel
 from specc.backends.ascend.toolchain import rung
 from specc.backends.ascend.toolchain.cases import DEVICE
 from specc.diagnostics import DiagnosticError
+from specc.runtime.device import device_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,13 @@ def _kernels(python: Path | None) -> tuple[Rung, list[str], bool]:
 
 def _device() -> Rung:
     name = "an NPU"
-    if importlib.util.find_spec("torch_npu") is None:
-        text = "torch_npu is not installed; where it is, `specc check SPEC --target ascend --device npu` is the check"
+    try:
+        device_for("ascend", "npu")
+    except DiagnosticError as problem:
+        found = problem.diagnostics[0]
+        text = f"{found.message}; where one is, `specc check SPEC --target ascend --device npu` climbs all rungs on it"
         return Rung(name, False, text)
-    return Rung(name, True, "torch_npu is installed: specc check SPEC --target ascend --device npu")
+    return Rung(name, True, "specc check SPEC --target ascend --device npu")
 
 
 def report(python: Path | None, as_json: bool) -> int:

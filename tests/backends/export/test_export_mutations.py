@@ -39,9 +39,7 @@ FAULTS = {
     "positions of a chain": Fault("verify", "depth = path_length - 1", "depth = path_length", "logits"),
     "rows one place off": Fault("verify", "state.length, k_rope, 1", "state.length + 1, k_rope, 1", "logits"),
     "another parent is asked": Fault("accept", "current == parent_node", "current == parent_node + 1", "acceptance"),
-    "padding is accepted": Fault(
-        "accept", "drafted_valid[:, token : token + 1].squeeze(1)", "parent_node.ge(-1)", "acceptance"
-    ),
+    "an accepted node is not counted": Fault("accept", "depth = count + 1", "depth = count", "acceptance"),
     "another path is committed": Fault(
         "commit", "accepted.path, accepted.emitted", "(accepted.path - 1).clamp(min=0), accepted.emitted", "_cache`"
     ),
