@@ -18,11 +18,12 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 stamp := $(VENV)/.ready
 witnesses := $(VENV)/.witnesses
 untraced := tests/backends/triton tests/backends/ascend tests/backends/export
-pytest := $(bin)/python -m pytest -n $(WORKERS) --durations=8
+# Tests of a folder stay with one worker as long as there is work for both: what a module's tests share is made once.
+pytest := $(bin)/python -m pytest -n $(WORKERS) --dist worksteal --durations=8
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup torch model demo test lint ascend-kernels clean distclean
+.PHONY: help setup torch model demo test coverage lint ascend-kernels clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,14 +71,15 @@ model: $(stamp)
 demo: model ## decode real text losslessly with a small real model on the CPU
 	@$(bin)/python -m specc.bench.demo --model $(MODEL)
 
-# Coverage is counted where it says most, for passes and backends by their own tests: tracing everything would double
-# the time of the suite. Triton's kernels and GE graphs run in interpreters, which tracing would slow down most.
 test: $(stamp) lint model $(witnesses) ## lint, types, then all tests: quick ones first
-	$(pytest) -m "not slow" tests/passes tests/backends $(patsubst %,--ignore %,$(untraced)) --cov --cov-config=pyproject.toml --cov-report=term:skip-covered
-	$(pytest) -m "not slow" tests/backends/triton
-	$(pytest) -m "not slow" tests/backends/ascend tests/backends/export
-	$(pytest) -m "not slow" --ignore tests/passes --ignore tests/backends
+	$(pytest) -m "not slow"
 	$(pytest) -m slow
+
+# Coverage is counted where it says most, for passes and backends by their own tests, and apart: tracing doubles their
+# time and finds no faults. Triton's kernels and GE graphs run in interpreters, which tracing would slow down most.
+coverage: $(stamp) $(witnesses) ## which lines of passes and backends their own quick tests run (optional)
+	$(pytest) -m "not slow" tests/passes tests/backends $(patsubst %,--ignore %,$(untraced)) \
+	  --cov=passes --cov=backends/reference --cov=backends/printing --cov-config=pyproject.toml --cov-report=term:skip-covered
 
 lint: $(stamp) ## ruff and mypy --strict
 	$(bin)/ruff check .

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specc.backends.triton.ops import sampling
@@ -90,15 +90,17 @@ def walk_case(seed: int, chain: bool, true_q: bool, batch: int = 2, nodes: int =
     return [logits, q_law, tokens, None if chain else parent, valid, rng, length, nodes]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=SEEDS,
     chain=st.booleans(),
     true_q=st.booleans(),
     top_k=st.sampled_from([0, 3]),
     given_law=st.booleans(),
-    size=st.sampled_from([19, 19, 5000]),
+    size=st.just(19),
 )
+@example(seed=0, chain=False, true_q=True, top_k=3, given_law=False, size=5000)
+@example(seed=1, chain=True, true_q=False, top_k=0, given_law=True, size=5000)
 def test_a_walk(seed: int, chain: bool, true_q: bool, top_k: int, given_law: bool, size: int) -> None:
     case = walk_case(seed, chain, true_q, nodes=6 if size < 100 else 3, size=size)
     options = (0.0, 0) if given_law else (0.8, top_k)

@@ -165,8 +165,10 @@ def waiting(
     return {**named, "path": path, "count": count, "window": window, "form": form}
 
 
-@pytest.mark.parametrize("schedule", ["tree", "serial", "hybrid", "replay"])
-@pytest.mark.parametrize("window", [1, 3])
+# Whether a window of one or three is due is asked before any schedule: both for trees, one of them for those by steps.
+@pytest.mark.parametrize(
+    ("schedule", "window"), [("tree", 1), ("tree", 3), ("serial", 3), ("hybrid", 1), ("replay", 3)]
+)
 def test_pending_factors(schedule: str, window: int) -> None:
     """Sequences with none, some and a window full of pending factors in one batch; by steps the bits are plain's."""
     case = operands([FORKED[0]] * 3, [5, 5, 5], heads=(1, 2), sizes=(16, 16))

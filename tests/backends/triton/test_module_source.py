@@ -15,18 +15,10 @@ from specc.backends.base import ModuleInfo
 from specc.backends.printing.module import verify_text
 from specc.driver import backend_of
 from specc.runtime.module import import_source
-from tests.backends.triton.modules import Cell, modules
+from tests.backends.triton.modules import Cell, clean, modules
 
 ROOT = Path(__file__).parents[3]
 CELLS = (Cell("llama", "lookup tree", "path, deferred"), Cell("delta", "lookup tree", "windowed"))
-MORE = (
-    Cell("qwen3", "dynamic tree", "path, deferred"),
-    Cell("llama", "static tree", "path", "true_q"),
-    Cell("llama", "eagle", "path"),
-    Cell("pangu", "chain", "length"),
-    Cell("experts", "lookup tree", "deferred"),
-    Cell("hybrid", "chain", "replay", schedule="serial"),
-)
 
 
 def source(cell: Cell) -> str:
@@ -47,27 +39,14 @@ def test_imports_torch_triton_and_the_standard_library_only(cell: Cell) -> None:
     assert verify_text(source(cell))
 
 
-def clean(cells: tuple[Cell, ...], folder: Path) -> None:
-    for number, cell in enumerate(cells):
-        (folder / f"module_{number}.py").write_text(source(cell))
-    for command in (["check"], ["format", "--check"]):
-        whole = [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", str(folder)]
-        done = subprocess.run(whole, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
-
-
 def test_ruff_finds_nothing(tmp_path: Path) -> None:
-    clean(CELLS, tmp_path)
+    """In these two; the modules that are run step by step are looked at where they are made (`test_module_steps`)."""
+    clean([source(cell) for cell in CELLS], tmp_path)
 
 
 @pytest.mark.slow
-def test_ruff_finds_nothing_in_other_modules(tmp_path: Path) -> None:
-    clean(MORE, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_same_bytes_in_any_process(cell: Cell, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cell", "seed", "interpreted"), [(CELLS[0], "1", "1"), (CELLS[1], "2", "0")], ids=str)
+def test_same_bytes_in_any_process(cell: Cell, seed: str, interpreted: str, tmp_path: Path) -> None:
     """Under another hash seed, in another folder, compiled kernels or interpreted ones."""
     lines = f"""
         import sys
@@ -76,11 +55,10 @@ def test_same_bytes_in_any_process(cell: Cell, tmp_path: Path) -> None:
         sys.stdout.write(compile_spec({cell!r}.loaded(), "triton", verify=False).source)
     """
     (tmp_path / "make.py").write_text("\n".join(line.strip() for line in lines.splitlines()))
-    for seed, interpreted in (("1", "1"), ("2", "0")):
-        changes = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": interpreted}
-        command, environment = [sys.executable, "make.py"], {**os.environ, **changes}
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert done.stdout == source(cell)
+    changes = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": interpreted}
+    command, environment = [sys.executable, "make.py"], {**os.environ, **changes}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == source(cell)
 
 
 HOSTILE = ("'\n import os", "a\r\nprint(1)", "\x0c\x00", "{x}", "__import__('os')")

@@ -13,7 +13,7 @@ from tests.backends.triton.lockstep import FLOOR, PROMPTS
 from tests.backends.triton.modules import Cell, Modules, modules
 from tests.cells import spread
 
-TOKENS = 8
+TOKENS = 6
 QUICK = (Cell("llama", "lookup tree", "path, deferred"), Cell("delta", "lookup tree", "windowed"))
 SLOW = (
     Cell("pangu", "chain", "length"),
