@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 
 from specc.report.markup import Content, Html, details, element, joined, text
-from specc.report.results import ByDepth, Column, Curves, HeatMap, Series, Table
+from specc.report.results import ByDepth, Column, Curves, HeatMap, Mark, Series, Table
 from specc.report.tables import badge, cell_text, number_text, table
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 28, 44
 MAX_SERIES = 8
+LABEL_HEIGHT = 13
 SHADES = 9
 """Steps of the sequential colour of heat maps; classes `shade-0` (least) to `shade-8`."""
 
@@ -83,11 +84,7 @@ def curves(found: Curves) -> Html:
     if not points:
         return element("figure", title, _legend(series), element("p", "There are no points.", class_="note"))
     frame = Frame([x for x, _ in points] + [mark.x for mark in found.marks], [y for _, y in points])
-    marks = []
-    for mark in found.marks:
-        x = frame.x(mark.x)
-        line = element("line", x1=coordinate(x), x2=coordinate(x), y1=TOP, y2=HEIGHT - BOTTOM, class_="mark")
-        marks.append(joined([line, label_at(x + 4, TOP + 12, f"{mark.label} {number_text(mark.x, None)}", "tick")]))
+    marks = [_mark(mark, number, frame) for number, mark in enumerate(found.marks)]
     lines = [_line(line, number, frame) for number, line in enumerate(series)]
     picture = svg(WIDTH, HEIGHT, f"{found.title or found.name}: {found.y_title} over {found.x_title}",
                   frame.drawn(found.x_title, found.y_title), *marks, *lines)  # fmt: skip
@@ -97,6 +94,15 @@ def curves(found: Curves) -> Html:
     return element(
         "figure", title, _legend(series), picture, numbers, *([element("p", note, class_="note")] * bool(note))
     )
+
+
+def _mark(mark: Mark, number: int, frame: Frame) -> Html:
+    """A line at a place of the x axis; labels stand one below the other, on the side that has more room."""
+    x, right = frame.x(mark.x), mark.x > (frame.x_ticks[0] + frame.x_ticks[-1]) / 2
+    line = element("line", x1=coordinate(x), x2=coordinate(x), y1=TOP, y2=HEIGHT - BOTTOM, class_="mark")
+    y = TOP + LABEL_HEIGHT * (1 + number % ((HEIGHT - TOP - BOTTOM) // LABEL_HEIGHT))
+    shown = f"{mark.label} {number_text(mark.x, None)}"
+    return joined([line, label_at(x + (-4 if right else 4), y, shown, "tick end" if right else "tick")])
 
 
 def _legend(series: Sequence[Series]) -> Html:
@@ -149,8 +155,22 @@ def heat_map(found: HeatMap) -> Html:
     body = element("table", element("thead", element("tr", *head)), element("tbody", *rows), class_="heat")
     unit = element("span", f" [{found.unit}]", class_="unit") if found.unit else ""
     title = element("figcaption", found.title or found.name.replace("_", " "), unit, " ", badge(found.kind))
-    note = [element("p", found.note, class_="note")] if found.note else []
+    told = " ".join(filter(None, (_framed(found), found.note)))
+    note = [element("p", told, class_="note")] if told else []
     return element("figure", title, element("div", body, class_="wide", tabindex="0"), *note)
+
+
+def _framed(found: HeatMap) -> str:
+    """Which value is framed, and where."""
+    peak = found.peak()
+    if peak is None:
+        return ""
+    y, x = peak
+    value, unit = found.values[y][x], f" {found.unit}" if found.unit else ""
+    said = "" if found.best is not None else "the best, "
+    shown = "no value" if value is None else f"{said}{number_text(value, found.digits)}{unit}"
+    place = f"{found.x.title} {cell_text(found.x.values[x])}, {found.y.title} {cell_text(found.y.values[y])}"
+    return f"Framed: {shown} at {place}."
 
 
 def _shaded(value: float | None, low: float, high: float, found: HeatMap, best: bool) -> Html:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,19 @@ def test_a_result_is_shown_with_its_source() -> None:
     ):
         assert shown in reading.text
     assert reading.page.count('class="number shade-8 best"') == 1
+    assert "Framed: the best, 1.50 at depth 4, nodes 16." in reading.text
     other = page([results_of("a", changed("heat_maps", best=[0, 1]))])
     assert re.findall(r'best" title="best">([^<]*)<', other) == ["1.25"]
+    assert "Framed: 1.25 at depth 4, nodes 8." in Reading(other).text
+
+
+def test_labels_of_marks_that_lie_close_do_not_cover_each_other() -> None:
+    marks = [{"label": f"place {number}", "x": 0.4 + number / 1000} for number in range(3)]
+    shown = page([results_of("a", changed("curves", marks=marks))])
+    heights = [re.search(rf'y="([0-9.]+)"[^>]*>place {number} ', shown) for number in range(3)]
+    found = [float(height.group(1)) for height in heights if height is not None]
+    assert len(found) == 3
+    assert all(later - one >= 12 for one, later in pairwise(found))
 
 
 def test_the_repositorys_own_results_can_be_shown() -> None:
