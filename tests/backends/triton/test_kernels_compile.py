@@ -7,23 +7,38 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-GROUPS = ("tree 16", "tree 32", "pending 16", "walk", "commit", "conv")
+GROUPS = ("tree 16", "tree 32", "pending 16", "layer", "walk", "commit", "conv")
+
+
+def printed(module: str, *words: object) -> Any:
+    """What a module prints in a process of its own: kernels of this one are the interpreter's."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", f"tests.backends.triton.{module}", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [128, 256])
 @pytest.mark.parametrize("group", GROUPS)
 def test_configurations_spill_nothing(group: str, keys: int) -> None:
-    """In a process of its own: kernels of this one are the interpreter's."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    words = [sys.executable, "-m", "tests.backends.triton.compiled_kernels", group, str(keys)]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = printed("compiled_kernels", group, keys)
     assert found
     assert {name: used for name, used in found.items() if used["spills"]} == {}
     assert all(16 <= used["registers"] <= 255 and used["shared"] <= 232448 for used in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [128, 256])
+@pytest.mark.parametrize("batch", [1, 32])
+def test_a_token_alone_adds_in_the_order_of_a_walk(keys: int, batch: int) -> None:
+    """Norms and products lie in threads alike, so that plain decoding has the bits of a verify by steps."""
+    step, walk = printed("compiled_order", keys, batch)
+    assert walk
+    assert step == walk
