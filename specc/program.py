@@ -48,7 +48,9 @@ class Weight:
     `sources` are checkpoint tensor names, concatenated along dim 0 in that order. Where `layers` is not None there are
     that many tensors, and `{layer}` stands for decoder layer first_layer + i * layer_step in tensor i (a stack whose
     layers repeat with a period has one weight per position). With `experts` > 0 every tensor is the concatenation over
-    all experts, `{expert}` in the names: expert 0's sources, then expert 1's. `model` says which folder.
+    all experts, `{expert}` in the names: expert 0's sources, then expert 1's. `model` says which folder. `form` is what
+    the loader makes of the stored tensor in `dtype` (FORMS in specc/backends/printing/runtime/prepared.py; "": nothing);
+    `shape` is that of the result.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Weight:
     first_layer: int = 0
     layer_step: int = 1
     experts: int = 0
+    form: str = ""
 
     def tensor_names(self, index: int = 0) -> tuple[str, ...]:
         """The checkpoint tensors that tensor `index` of the weight is made of, in order."""

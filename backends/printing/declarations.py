@@ -56,6 +56,8 @@ def weights_class(weights: Mapping[str, Weight]) -> str:
         text = type_text(weight.shape, weight.dtype)
         many = weight.layers is not None
         comment = f"{text}, {_layers_text(weight) if many else 'one'}: {', '.join(weight.sources)}"
+        if weight.form:
+            comment += f"; made of it by the loader: {weight.form}"
         fields.append((name, "tuple[Tensor, ...]" if many else "Tensor", comment))
     return named_tuple("Weights", "The model's weights.", fields)
 
@@ -109,8 +111,10 @@ def tables(program: DecodeProgram) -> str:
     for weight in program.weights.values():
         row = (weight.name, weight.shape, weight.dtype, weight.sources, weight.layers, weight.model)
         fields = [literal(value) for value in row]
-        if weight.first_layer or weight.layer_step != 1 or weight.experts:
+        if weight.first_layer or weight.layer_step != 1 or weight.experts or weight.form:
             fields += [literal(value) for value in (weight.first_layer, weight.layer_step, weight.experts)]
+        if weight.form:
+            fields.append(literal(weight.form))
         lines.append(f"{INDENT}WeightLayout({', '.join(fields)}),")
     return "\n".join([*lines, ")"])
 

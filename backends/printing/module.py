@@ -64,6 +64,7 @@ class WeightLayout(NamedTuple):
     first_layer: int = 0
     layer_step: int = 1
     experts: int = 0
+    form: str = ""
 '''
 # Names that the printed part of a module defines.
 PROVIDED = (

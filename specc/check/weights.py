@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specc.backends.printing.runtime.prepared import prepared
 from specc.check.plain_bigram import random_tables
 from specc.lower.drafts.state import head_geometry, head_weight_table
 from specc.models.bigram import NEXT_LOG_PROB, NEXT_TOKEN
@@ -131,11 +132,22 @@ class Layout(Protocol):
     def first_layer(self) -> int:
         """The decoder layer of the first tensor: its position in the period."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors."""
+
+    @property
+    def form(self) -> str:
+        """What the loader makes of them; "": nothing."""
+
 
 def program_weights(
     wanted: Mapping[str, Layout], naive: DecodeProgram, logical: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """The weights `wanted`: those of the naive program, concatenated along dim 0 where a pass fused them."""
+    """The weights `wanted`: those of the naive program, concatenated along dim 0 where a pass fused them.
+
+    What the loader prepares is prepared, in the type that it has then; all others have the type that they came in.
+    """
     by_source: dict[tuple[str, int, str], Weight] = {
         (weight.model, weight.first_layer, weight.sources[0]): weight for weight in naive.weights.values()
     }
@@ -151,4 +163,12 @@ def program_weights(
             made[name] = torch.cat([part for part in parts if isinstance(part, Tensor)])
         else:
             made[name] = tuple(torch.cat([part[layer] for part in parts]) for layer in range(weight.layers))
+        if weight.form:
+            made[name] = _prepared(weight, made[name])
     return made
+
+
+def _prepared(weight: Layout, value: Value) -> Value:
+    if isinstance(value, Tensor):
+        return prepared(weight.form, value.to(weight.dtype))
+    return tuple(prepared(weight.form, one.to(weight.dtype)) for one in value)

@@ -150,7 +150,8 @@ def _weight(reader: _IrReader, name: str) -> Weight:
     reader.expect(":")
     shape, dtype = reader.declared()
     counts: dict[str, tuple[type, ...]] = dict.fromkeys(("layers", "first_layer", "layer_step", "experts"), (int,))
-    found = _options(reader, counts | {"model": (str,), "sources": (list,)}, ("model", "sources"))
+    texts: dict[str, tuple[type, ...]] = {"model": (str,), "sources": (list,), "form": (str,)}
+    found = _options(reader, counts | texts, ("model", "sources"))
     if found["model"] not in ("target", "draft") or not all(isinstance(item, str) for item in found["sources"]):
         reader.fail("SPC301", "a weight has model=target|draft and a list of source names")
     return Weight(name, shape, dtype, **(found | {"sources": tuple(found["sources"])}))

@@ -86,6 +86,7 @@ def _weight_text(weight: Weight) -> str:
             ("first_layer", weight.first_layer, 0),
             ("layer_step", weight.layer_step, 1),
             ("experts", weight.experts, 0),
+            ("form", json.dumps(weight.form), '""'),
         )
         if value != usual
     )

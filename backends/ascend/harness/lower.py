@@ -17,7 +17,7 @@ from specc.backends.ascend.harness.declared_types import undeclared
 from specc.backends.ascend.harness.environment import torchair_loaded
 from specc.backends.ascend.harness.evaluator import Node, Undefined, Unmodelled, evaluate
 from specc.backends.ascend.harness.extension import DeviceGraph
-from specc.backends.ascend.runtime.merge import merge_duplicates
+from specc.backends.ascend.runtime.rewrite import simplify
 
 MODE = "max-autotune"
 RECOMPILE_LIMIT = 4096
@@ -145,7 +145,7 @@ def lower(
     inputs: Sequence[Any],
     *,
     mode: str = MODE,
-    pre_pass: Callable[..., None] | None = merge_duplicates,
+    pre_pass: Callable[..., None] | None = simplify,
 ) -> Lowered:
     """Lower `function(*inputs)` as one static graph. The inputs are not changed, nothing is executed.
 

@@ -17,15 +17,15 @@ def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int, queries: in
 
     The first `queries` rows are scaled by K^-0.5, under the root: sqrt(K sum x^2 + K eps).
     """
-    batch, rows, heads, dim = x.shape
+    _, rows, heads, dim = x.shape
     wide = x.to(dtype)
     is_query = torch.arange(rows, device=x.device).reshape(-1, 1, 1) < queries
     share = is_query.to(dtype) * (dim - 1) + 1.0
     normed = wide / torch.addcmul(share * EPS, (wide * wide).sum(-1, keepdim=True), share).sqrt()
     if heads == value_heads:
         return normed
-    spread = normed.unsqueeze(3).expand(batch, rows, heads, value_heads // heads, dim)
-    return spread.reshape(batch, rows, value_heads, dim)
+    share = value_heads // heads
+    return normed.index_select(2, torch.arange(value_heads, device=x.device) // share)
 
 
 def numbers(parts: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -65,8 +65,11 @@ def unit_upper_inverse(a: torch.Tensor) -> torch.Tensor:
     while half < size:
         part, block = place // half, place // (2 * half)
         pairs = (block.unsqueeze(1) == block) & (part.unsqueeze(1) < part)
-        links = a.masked_fill(pairs.logical_not(), 0.0)
-        inverse = inverse - links if half == 1 else inverse - torch.bmm(torch.bmm(inverse, links), inverse)
+        if half == 1:
+            inverse = torch.addcmul(inverse, a, pairs.to(a.dtype), value=-1.0)
+        else:
+            links = a.masked_fill(pairs.logical_not(), 0.0)
+            inverse = inverse - torch.bmm(torch.bmm(inverse, links), inverse)
         half *= 2
     return inverse if size > 1 else inverse.expand(a.shape[0], -1, -1)
 

@@ -21,7 +21,7 @@ from specc.backends.ascend.runtime.graphs import (
     flattened,
     graph_function,
 )
-from specc.backends.ascend.runtime.merge import merge_duplicates
+from specc.backends.ascend.runtime.rewrite import simplify
 from specc.backends.printing.runtime.abi import (
     MAX_BATCH_SIZE,
     State,
@@ -53,7 +53,7 @@ def compiler_config(mode: str) -> Any:
     # The form of fused attention whose lengths are tensors is declared when this is imported.
     npu_package("torchair.ops._npu_fused_infer_attention_score")
     config.mode = mode
-    config.post_grad_custom_pre_pass = merge_duplicates
+    config.post_grad_custom_pre_pass = simplify
     return config
 
 

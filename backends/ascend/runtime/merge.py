@@ -34,6 +34,12 @@ def is_pure(node: Node) -> bool:
     return not target._schema.is_mutable and not random
 
 
+def is_mutating(node: Node) -> bool:
+    """Whether a call changes an operand."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
 def merge_duplicates(graph_module: GraphModule, *_: Any) -> None:
     """Let equal pure calls be one, up to the first that changes something."""
     seen: dict[Any, Node] = {}
@@ -41,10 +47,7 @@ def merge_duplicates(graph_module: GraphModule, *_: Any) -> None:
         if node.op != "call_function":
             continue
         if not is_pure(node):
-            if (
-                isinstance(node.target, torch._ops.OpOverload)
-                and node.target._schema.is_mutable
-            ):
+            if is_mutating(node):
                 break
             continue
         key = (node.target, frozen(node.args), frozen(node.kwargs))

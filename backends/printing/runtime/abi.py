@@ -32,7 +32,7 @@ class WeightLayout(NamedTuple):
     """One field of Weights: shape and dtype of a tensor, the checkpoint tensors it is made of, layers, folder.
 
     Tensor i belongs to decoder layer first_layer + i * layer_step. With experts > 0 it is the sources of expert 0,
-    then those of expert 1, and so on.
+    then those of expert 1, and so on. `form` is what `prepared` makes of it.
     """
 
     name: str
@@ -44,6 +44,7 @@ class WeightLayout(NamedTuple):
     first_layer: int = 0
     layer_step: int = 1
     experts: int = 0
+    form: str = ""
 
 
 SLOTS: dict[str, SlotLayout] = {}

@@ -18,6 +18,7 @@ from specc.backends.printing.runtime.abi import (
     WeightLayout,
     Weights,
 )
+from specc.backends.printing.runtime.prepared import prepared, stored_shape
 
 STORED_TYPES = {
     "F64": torch.float64,
@@ -140,15 +141,16 @@ def check_weight(
     if missing:
         raise ValueError(f"the checkpoint has no tensor {missing[0]!r}")
     parts = [stored[name] for name in names]
+    shape = stored_shape(weight.form, weight.shape)
     for name, part in zip(names, parts, strict=True):
         if part.dtype.is_floating_point != weight.dtype.is_floating_point:
             raise ValueError(f"tensor {name!r} has dtype {part.dtype}")
-        if part.shape[1:] != weight.shape[1:] or not part.shape:
+        if part.shape[1:] != shape[1:] or not part.shape:
             raise ValueError(
-                f"tensor {name!r} has shape {part.shape}, expected {weight.shape}"
+                f"tensor {name!r} has shape {part.shape}, expected {shape}"
             )
     size = len(weight.sources)
-    wanted = weight.shape[0] // max(weight.experts, 1)
+    wanted = shape[0] // max(weight.experts, 1)
     for first in range(0, len(names), size):
         rows = sum(part.shape[0] for part in parts[first : first + size])
         if rows != wanted:
@@ -278,6 +280,7 @@ def load_weights(
             placed = whole.to(device=device, dtype=weight.dtype, copy=True)
             check_offsets(weight.name, placed)
             check_followers(weight.name, placed)
+            placed = prepared(weight.form, placed)
             by_columns = MATRICES_BY_COLUMNS and weight.experts == 0
             made.append(stored_by_columns(placed) if by_columns else placed)
         values.append(made[0] if weight.layers is None else tuple(made))
