@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,10 @@ def attention_config(dim: int, packed: int, groups: int, wide: bool) -> Attentio
 
 
 MERGED = 1 << 16
+SHORT = AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132, early=1, merge=MERGED, step=True)
 STEP = {
-    64: (
-        (64, 132, AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132, early=1, merge=MERGED, step=True)),
-    ),
-    128: (
-        (
-            64,
-            132,
-            AttentionConfig(rows=64, bn=64, warps=4, stages=4, programs=132, least=2, early=1, merge=MERGED, step=True),
-        ),
-    ),
+    64: ((64, 132, SHORT),),
+    128: ((64, 132, replace(SHORT, bn=64, least=2, bt=16)),),
 }
 """As `ATTENTION`, for steps of few tokens in one launch; other geometries rotate and append in a launch of its own."""
 
