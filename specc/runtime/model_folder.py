@@ -9,13 +9,15 @@ from specc.diagnostics import Diagnostic, DiagnosticError, error
 from specc.lower.drafts.state import head_weight_table
 from specc.models.bigram import read_bigram
 from specc.models.checkpoint import check_values
-from specc.models.families import checkpoint_geometry
+from specc.models.families import checkpoint_geometry, read_config
 from specc.models.geometry import Geometry
 from specc.models.weights import weight_table
 from specc.models.written_config import written_config
 from specc.runtime.cache import is_complete, model_folder
 from specc.runtime.fetch import MODELS, known_model
 from specc.spec import LoadedSpec
+
+AUX_LAYERS = "aux_hidden_state_layer_ids"
 
 
 def find_model(name: str) -> Path:
@@ -55,7 +57,8 @@ def check_target(loaded: LoadedSpec, folder: Path) -> None:
 def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
     """The same for the drafter's folder.
 
-    An EAGLE-3 head's config.json describes a model that does not exist alone: only its tensors' shapes are compared.
+    An EAGLE-3 head's config.json describes a model that does not exist alone: its tensors' shapes are compared, and
+    where it says what it was trained on (`specc train draft` does), the features.
     """
     geometry, eagle = loaded.spec.draft_geometry, loaded.spec.eagle_geometry
     if geometry is not None:
@@ -64,6 +67,7 @@ def check_drafter(loaded: LoadedSpec, folder: Path) -> None:
     if loaded.spec.bigram_geometry is not None:
         read_bigram(folder, loaded.spec.bigram_geometry)
     if eagle is not None:
+        _raise_all(feature_differences(loaded, folder))
         check_values(folder, head_weight_table(eagle), 1)
 
 
@@ -86,6 +90,27 @@ def geometry_differences(loaded: LoadedSpec, expected: Geometry, folder: Path, s
     for key in {**ours, **theirs}:
         if key != "max_position_embeddings" and ours.get(key) != theirs.get(key):
             yield _different(loaded, folder, (section, "config", key), ours.get(key), theirs.get(key))
+
+
+def feature_differences(loaded: LoadedSpec, folder: Path) -> Iterator[Diagnostic]:
+    """SPC410 where a head was trained on other features of the target: with the same sizes nothing else would tell, and
+    drafts would be bad."""
+    if not (folder / "config.json").is_file():
+        return
+    config, draft = read_config(folder), loaded.spec.draft
+    layers, of = config.get("aux_hidden_state_layer_ids"), config.get("aux_hidden_state_of")
+    if not isinstance(layers, list) or not isinstance(of, str | list):
+        return
+    kinds = [of] * len(layers) if isinstance(of, str) else of
+    theirs = [f"{kind} of layer {layer}" for layer, kind in zip(layers, kinds, strict=False)]
+    ours = [f"{feature.of} of layer {feature.layer}" for feature in draft.aux_features]
+    if ours != theirs:
+        message = f"the spec feeds the head with {', '.join(ours)}, but {folder} was trained on {', '.join(theirs)}"
+        path = ("draft", "aux_hidden_state_of" if draft.aux_hidden_state_layer_ids == tuple(layers) else AUX_LAYERS)
+        ids, written = ",".join(map(str, layers)), of if isinstance(of, str) else f"[{','.join(map(str, of))}]"
+        remedy = f"--set draft.{AUX_LAYERS}=[{ids}] --set draft.aux_hidden_state_of={written}"
+        yield error("SPC410", message, loaded.source.span(*path), label="not what the head knows",
+                    help=f"take another head, or give {remedy}")  # fmt: skip
 
 
 def _different(loaded: LoadedSpec, folder: Path, path: tuple[str, ...], ours: object, theirs: object) -> Diagnostic:

@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specc.diagnostics import DiagnosticError
 from specc.lower.drafts.state import head_weight_table
 from specc.models.checkpoint import checkpoint_headers, load_checkpoint
 from specc.models.families import checkpoint_geometry
 from specc.models.geometry import AuxFeature
 from specc.models.weights import weight_table
+from specc.runtime.model_folder import check_drafter
 from specc.train.draft import export
 from specc.train.draft.batches import MULTIPLE, Plan, Text, first_repeat, make_batch, split, usable
 from specc.train.draft.evaluate import chain_lengths
@@ -216,3 +218,21 @@ def test_an_export_holds_the_heads_tensors_in_small_shards(
     ids = torch.randint(48, (1, 9))
     for ours, theirs in zip(unroll(head, features, ids, 3), unroll(again, features, ids, 3), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_head_that_knows_other_features_is_refused(stand, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    loaded, _, _ = stand
+    draft, family = loaded.spec.draft, loaded.spec.target.family
+    head = made(stand, draft_vocabulary(torch.arange(48), 24))
+    export_head(head, tmp_path / "head", head_config(loaded.spec.eagle_geometry, (0, 1), draft.aux_hidden_state_of))
+    check_drafter(loaded, tmp_path / "head")
+    others = [{"of": "input"}, {"of": draft.aux_hidden_state_of, "aux_hidden_state_layer_ids": [1, 0]}]
+    for number, change in enumerate(others):
+        other = write_spec(tmp_path / f"{number}.yaml", family, **change)
+        with pytest.raises(DiagnosticError) as caught:
+            check_drafter(other, tmp_path / "head")
+        (found,) = caught.value.diagnostics
+        assert found.code == "SPC410"
+        assert "of layer 0" in found.message
+        assert "draft.aux_hidden_state_layer_ids=[0,1]" in found.help
+        assert found.span is not None
