@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -13,6 +14,8 @@ from typing import Any
 from specc.diagnostics import DiagnosticError, error
 
 CHECK = "check the folder and its permissions"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = frozenset(os.strerror(number) for number in NO_ROOM)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -100,5 +103,7 @@ def make_folder(path: Path) -> None:
 
 
 def cannot_write(path: Path | str, reason: str, remedy: str = CHECK) -> DiagnosticError:
-    """SPC460."""
+    """SPC460; without a remedy of its own, that for a full disk where the system says that it is full."""
+    if remedy == CHECK and any(text in reason for text in FULL):  # libraries wrap the words of the system in their own
+        remedy = "make room on the disk"
     return DiagnosticError([error("SPC460", f"can't write `{path}`: {reason}", help=remedy)])

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from specc import __version__
 from specc.diagnostics import Diagnostic, DiagnosticError, error, render_json, render_text
+from specc.output import NO_ROOM
 
 FINE = 0
 CHECK_FAILED = 1
@@ -21,7 +22,7 @@ INPUT_WRONG = 2
 INTERNAL = 3
 INTERRUPTED = 130
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS)
 MAX_SPEC_CHARACTERS = 64 * 1024
 
 
@@ -52,6 +53,11 @@ class Boundary:
                 discard_output()  # it may be standard output that has no room
             where = problem.filename or "standard output"
             self._say([error("SPC460", f"can't write `{where}`: {problem.strerror}", help="make room on the disk")])
+            return True
+        if isinstance(problem, OSError) and problem.errno in REFUSED and problem.filename is not None:
+            self.exit_code = INPUT_WRONG
+            message = f"the system refuses the path `{problem.filename}`: {problem.strerror}"
+            self._say([error("SPC461", message, help="give another path, or change its permissions")])
             return True
         if isinstance(problem, KeyboardInterrupt):
             self.exit_code = INTERRUPTED

@@ -247,4 +247,11 @@ CHECKPOINT_CODES: tuple[Code, ...] = (
         "would be imported in place of another module (torch.py). Nothing was written.",
         "specc compile spec.yaml -o no-such-folder/module.py",
     ),
+    Code(
+        "SPC461",
+        "a path that the system refuses",
+        "A name that is longer than file names may be, links that lead round in a circle, or a file or folder that may "
+        "not be read or written. The message has the path and the system's reason.",
+        "specc run spec.yaml --model unreadable-folder --prompt Hello",
+    ),
 )

@@ -47,7 +47,7 @@ LOADING_CODES: tuple[Code, ...] = (
     ),
     Code(
         "SPC007",
-        "aliases expand to too many values",
+        "too many values, aliases written out",
         "A few lines of anchors and aliases can stand for billions of values. Expansion stops at 20,000.",
         "specc: 1\nname: demo\n"
         "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"

@@ -116,6 +116,17 @@ def test_a_full_disk_behind_standard_output(words: str) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    "words", ["check {0}", "run specs/smollm2-plain.yaml --model {0} --prompt x", "report {0} -o no.html"]
+)
+def test_a_path_that_the_system_refuses(words: str, tmp_path: Path) -> None:
+    """A name that is too long, as a spec, a model and a trace."""
+    done = command(words.format("x" * 300))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[SPC461]: the system refuses the path `xxx")
+    assert "help: give another path" in done.stderr
+
+
 def test_streams_that_are_closed_or_ascii() -> None:
     closed = command("schema >&-")
     assert (closed.returncode, closed.stderr) == (0, "")
