@@ -116,7 +116,7 @@ def test_a_readout_of_another_layer_is_found(monkeypatch: pytest.MonkeyPatch) ->
 @settings(max_examples=6)
 @given(st.data())
 def test_each_layer_shows_what_the_spec_says_of_it(data: st.DataObject) -> None:
-    model = data.draw(st.sampled_from([GDN, HYBRID]))
+    model: dict[str, Any] = data.draw(st.sampled_from([GDN, HYBRID]))
     types = model["config"].get("layer_types", ["linear_attention"] * model["config"]["num_hidden_layers"])
     shows = [(layer, of) for layer in range(len(types)) for of in ("input", "output", "readout")]
     shows = [(layer, of) for layer, of in shows if of != "readout" or types[layer] == "linear_attention"]
