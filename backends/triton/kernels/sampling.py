@@ -135,7 +135,6 @@ def law_part(law, column, inside, temperature, k, slots, counter, part, parts, P
     phase = tl.full([], 0, tl.int32)
     raw = tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
     if SOFT:
-        key = ordered_bits(raw).to(tl.int64)
         scaled = tl.math.div_rn(raw, temperature)
         own = tl.max(tl.where(inside & ~is_nan(scaled), scaled, float("-inf")), 0)
         largest, _, _, _ = exchange(slots, counter, phase, part, own.to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS)
@@ -143,6 +142,7 @@ def law_part(law, column, inside, temperature, k, slots, counter, part, parts, P
         most = tl.max(tl.where(tl.arange(0, PARTS) < parts, largest, float("-inf")), 0).to(tl.float32)
         keep = inside
         if TOP_K:
+            key = ordered_bits(raw).to(tl.int64)
             least, phase = threshold(key, inside, k, slots, counter, phase, part, parts, PARTS, BITS)
             keep = inside & (key >= least)
         raw = tl.where(keep, tl.exp(scaled - most), 0.0)

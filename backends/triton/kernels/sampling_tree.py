@@ -150,7 +150,7 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, 
         while (at < NB) & (accepted < 0):
             hit = column == tl.load(tokens + at)
             left, rest = rejected(p, q, hit, USE_Q)
-            of_p, of_q, lefts, rests = exchange(
+            sums = exchange(
                 slots, counter, phase, part, tl.sum(tl.where(hit, p, 0.0), 0).to(tl.float64),
                 tl.sum(tl.where(hit, q, 0.0), 0).to(tl.float64), tl.sum(left, 0).to(tl.float64),
                 tl.sum(rest, 0).to(tl.float64), parts, PARTS,
@@ -158,12 +158,13 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, 
             phase += 1
             uniform = unit_interval(counter_hash(state, position, at.to(tl.int64) + 1))
             if USE_Q:
-                uniform = uniform * tl.sum(of_q, 0)
-            if uniform < tl.sum(of_p, 0):
+                uniform = uniform * tl.sum(sums[1], 0)
+            if uniform < tl.sum(sums[0], 0):
                 accepted = at
-            mass, other = tl.sum(lefts, 0).to(tl.float32), tl.sum(rests, 0).to(tl.float32)
+            mass = tl.sum(sums[2], 0).to(tl.float32)
             p = tl.math.div_rn(left, tl.where(mass > 0.0, mass, 1.0))
             if USE_Q:
+                other = tl.sum(sums[3], 0).to(tl.float32)
                 q = tl.math.div_rn(rest, tl.where(other > 0.0, other, 1.0))
             at = tl.min(tl.where(child & (place > at), place, NB), 0)
         if accepted < 0:
