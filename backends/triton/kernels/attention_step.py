@@ -53,39 +53,53 @@ def attention_step(
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, COUNT: tl.constexpr, TMA: tl.constexpr,
     EARLY: tl.constexpr, JOIN: tl.constexpr, MR: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr,
-    PDL: tl.constexpr,
+    QUIET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns [0, length + M); see `attention_split`.
 
     q [B,M,HKV*G,D], k_new, v_new [B,M,HKV,D], not yet rotated; cos, sin [B,M,D/2]. Rows j < count[b] of the new ones
     (without COUNT: all) go to rows length[b] + j of the caches. Grid (tiles * HKV, S, B). JOIN: see
-    `leave_part`.
+    `leave_part`. QUIET: the kernel in front writes neither lengths nor committed rows, and all others have ended when
+    this one starts; a part's first rows are then read beside it (with TMA).
     """
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     part, b = tl.program_id(1), tl.program_id(2)
     wide = b.to(tl.int64)
     k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
-    if PDL:
+    if PDL and not QUIET:
         if EARLY > 0:
             prefetch_part(k_head, v_head, length + b, part, S, M, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     packed = tile * BM + tl.arange(0, BM)
-    token, committed = packed // G, tl.load(length + b).to(tl.int32)
-    kept = M
-    if COUNT:
-        kept = tl.load(count + b).to(tl.int32)
+    token, committed = packed // G, tl.load(length + b, cache_modifier=".cg").to(tl.int32)
     end = committed + M
     if CAUSAL:
         end = committed + tl.minimum((tile * BM + BM - 1) // G, M - 1) + 1
     full = committed // BN
     start, stop, live = part_of(part, tl.zeros_like(committed), end, S, BN, LEAST)
+    last = tl.minimum(stop, full)
+    if QUIET:
+        # Not used where it is not committed: descriptors end at the cache's end.
+        k_first = whole_tile(k_tiles, k_head, length, b, head, start * BN, C, stride_kr, D, DP, BN, 0, True)
+        v_first = whole_tile(v_tiles, v_head, length, b, head, start * BN, C, stride_vr, D, DP, BN, 0, True)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+    kept = M
+    if COUNT:
+        kept = tl.load(count + b).to(tl.int32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     d = tl.arange(0, DP)
     q_rows = q + wide * stride_qb + token * stride_qm + (head * G + packed % G) * stride_qh
     x = rotated_rows(q_rows, wide * M + token, cos, sin, token < M, q, D, DP)
-    for step in tl.range(start, tl.minimum(stop, full)):
+    following = start
+    if QUIET:
+        if start < last:
+            acc, top, total = softmax_step(x, k_first, v_first, acc, top, total, scale, d, q, False)
+        following = start + 1
+    for step in tl.range(following, last):
         k = whole_tile(k_tiles, k_head, length, b, head, step * BN, C, stride_kr, D, DP, BN, 0, TMA)
         v = whole_tile(v_tiles, v_head, length, b, head, step * BN, C, stride_vr, D, DP, BN, 0, TMA)
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)

@@ -51,7 +51,7 @@ class Case:
         k_cache, v_cache = self.caches()
         out = rope_attention_(
             self.q, self.k, self.v, self.cos, self.sin, k_cache, v_cache, self.length, self.count, self.mask,
-            self.scale, config=config,
+            self.scale, quiet=True, config=config,
         )  # fmt: skip
         return out, k_cache, v_cache
 
@@ -85,6 +85,7 @@ def cases(draw: st.DrawFn) -> Case:
         tma=draw(st.booleans()),
         merge=draw(st.sampled_from([0, 1 << 20])),
         step=True,
+        eager=draw(st.booleans()),
     )
     longest = draw(st.integers(0, 70))
     length = torch.tensor([longest, *(draw(st.integers(0, longest)) for _ in range(batch - 1))])

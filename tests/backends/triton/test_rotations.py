@@ -12,7 +12,8 @@ from torch.fx import GraphModule, Node
 from specc.backends.triton import rotations
 from specc.backends.triton.rotations import attention_steps
 from specc.ir import ops
-from specc.ir.build import GraphBuilder, fake
+from specc.ir.build import BodyBuilder, GraphBuilder, fake
+from specc.ir.edit import modules
 from specc.ir.interpreter import Interpreter
 from specc.ir.scope import named_arguments
 
@@ -127,6 +128,46 @@ def test_it_has_the_origins_of_all_that_it_stands_for() -> None:
     assert "verify" in node.meta["keys"]
 
 
+def layers(change: str = "") -> GraphModule:
+    """Two layers in a loop, each of which makes its rows from what the last one has left."""
+    b = GraphBuilder(("verify",))
+    held = {name: b.placeholder(name, fake((2, BATCH, CAPACITY, SHARED, DIM), torch.float32)) for name in ("K", "V")}
+    x = b.placeholder("x", fake((BATCH, TOKENS, SHARED, DIM), torch.float32))
+    shared = {name: b.placeholder(name, fake((BATCH, TOKENS, DIM // 2), torch.float32)) for name in ("cos", "sin")}
+    shared["length"] = b.placeholder("length", fake((BATCH,), torch.int64))
+    body = BodyBuilder("layer", carried={"x": x}, sliced=held, invariant=shared, keys=("verify",))
+    if change == "cache":
+        body.call(aten.mul_.Scalar, body["K"], 2.0)
+    elif change == "length":
+        body.call(aten.mul_.Scalar, body["length"], 1)
+    made = body["x"] if change == "given" else body.call(aten.neg.default, body["x"])
+    angles = body["cos"], body["sin"]
+    q, k = body.call(ops.rope, made, *angles), body.call(ops.rope, made, *angles)
+    for cache, rows in (("K", k), ("V", made)):
+        body.call(ops.append_rows_, body[cache], rows, body["length"])
+    positions = body.call(aten.expand.default, body.call(aten.unsqueeze.default, body["length"], 1), [BATCH, TOKENS])
+    caches = body["K"], body["V"]
+    o = body.call(ops.causal_attention_cached, q, *caches, body["length"], positions, 0, 0.3, 0, False)
+    return b.output(body.close(b, 2, [o], "loop"))
+
+
+@pytest.mark.parametrize(("change", "quiet"), [("", True), ("cache", False), ("length", False), ("given", False)])
+def test_rows_are_read_beside_a_kernel_in_front_that_leaves_them_alone(change: str, quiet: bool) -> None:
+    module = layers(change)
+    made, notes = attention_steps(module)
+    assert notes == []
+    found = [node for block in modules(made) for node in block.graph.nodes if node.target is ops.rope_attention_]
+    assert [named_arguments(node)["quiet"] for node in found] == [quiet]
+    for left, right in zip(outcome(module), outcome(made), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_outside_of_a_loop_nothing_is_read_before_its_turn() -> None:
+    made, _ = attention_steps(graph())
+    node = next(item for item in made.graph.nodes if item.target is ops.rope_attention_)
+    assert named_arguments(node)["quiet"] is False
+
+
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_what_must_stay_stays_with_a_reason(change: str) -> None:
     module = graph(change, tree=change != "offset")
@@ -148,7 +189,7 @@ def test_a_check_that_is_left_out_is_noticed(change: str) -> None:
     """The reasons are no pretexts: without them the graph would do something else."""
     module = graph(change)
 
-    def lenient(node: Node) -> Any:
+    def lenient(node: Node, repeated: bool) -> Any:
         given = named_arguments(node)
         caches = (given["k_cache"], given["v_cache"])
         appends = [rotations._append(cache, node) for cache in caches]
