@@ -157,6 +157,15 @@ class Steps:
             self.run("commit", *found[1 + len(ACCEPTED) :])
         return {name: value.cpu() for name, value in zip(("logits", *ACCEPTED), found, strict=False)}
 
+    def own(self) -> Tensor:
+        """The module's own step, its drafter included (a plain one where nothing is drafted); the host's record."""
+        module = self.half.module
+        step = "plain" if self.half.loaded.spec.draft.method == "none" else "step"
+        found = self.run(step, *module.step_inputs(step, self.state, ()))
+        if step == "step" and not module.COMMIT_FUSED:
+            self.run("commit", *found[1:])
+        return found[0].cpu()
+
     def flushed(self) -> dict[str, Tensor]:
         """A copy of the state with nothing pending, on the CPU."""
         module = self.half.module

@@ -31,6 +31,8 @@ CHUNK = 6
 """Tokens of a prefill graph: prompts of up to 12 tokens take one or two runs of it."""
 LONGEST = 2 * CHUNK
 LIMIT = 1000
+OWN_STEPS = 2
+"""Walks that begin with the module's own step; one may end at a tie between two drafts that rounding tips."""
 WHOLE_TREE = 99
 
 
@@ -57,13 +59,15 @@ def walks(draw: st.DrawFn, batch: int, vocabulary: int, most_steps: int = 2) -> 
 
 @dataclass(slots=True)
 class Seen:
-    """What walks have shown: steps, accepted drafted nodes, runs where rounding tipped a tie, the largest errors."""
+    """What walks have shown: steps, accepted drafted nodes, runs where rounding tipped a tie, the largest errors, and
+    whether the module's own steps were the same eagerly and as graphs."""
 
     walks: int = 0
     steps: int = 0
     accepted: int = 0
     ties: int = 0
     errors: dict[str, float] = field(default_factory=dict)
+    own: list[bool] = field(default_factory=list)
 
     def note(self, name: str, error: float) -> None:
         """Remember the largest."""
@@ -118,6 +122,8 @@ class Trio:
         for machine in self.machines:
             machine.fresh(keys)
         self.seen.walks += 1
+        if self.graph is not None and len(self.seen.own) < OWN_STEPS:
+            self._own(walk, self.graph, keys)
         state: State = {**self.half.oracle.start(self.eager.batch), "rng": keys.clone()}
         state = self._prefill(walk, state)
         texts = [[*prompt, int(root)] for prompt, root in zip(walk.prompts, self.eager.state.root_token, strict=True)]
@@ -130,9 +136,27 @@ class Trio:
                 self.seen.ties += 1
                 return
 
+    def _own(self, walk: Walk, graph: Steps, keys: Tensor) -> None:
+        """The module's own step behind the prompts, with what it drafts: the same record eagerly and as a graph."""
+        ids, total = _padded(walk.prompts)
+        records = []
+        for machine in (self.eager, graph):
+            assert isinstance(machine, Steps)
+            for start in range(0, LONGEST, CHUNK):
+                count = (total - start).clamp(0, CHUNK)
+                if bool((count > 0).any()):
+                    machine.prompt(ids[:, start : start + CHUNK], count)
+            machine.state.remaining.fill_(LIMIT)
+            machine.state.finished.fill_(False)
+            records.append(machine.own())
+            machine.fresh(keys)
+        self.seen.own.append(torch.equal(*records))
+        if len(self.seen.own) == OWN_STEPS:
+            text = f"the record of a drafted step is {records[1].tolist()} as a graph, {records[0].tolist()} eagerly"
+            self._require("own step", any(self.seen.own), text)
+
     def _prefill(self, walk: Walk, state: State) -> State:
-        total = torch.tensor([len(prompt) for prompt in walk.prompts])
-        ids = torch.tensor([[*prompt, *[0] * (LONGEST - len(prompt))] for prompt in walk.prompts])
+        ids, total = _padded(walk.prompts)
         logits: list[Tensor] = []
         for start in range(0, LONGEST, CHUNK):
             part, count = ids[:, start : start + CHUNK], (total - start).clamp(0, CHUNK)
@@ -220,6 +244,12 @@ class Trio:
     def _require(self, where: str, holds: bool, text: str) -> None:
         if not holds:
             raise CheckFailure(Finding("I20", where, text))
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids [B,LONGEST] and lengths [B]."""
+    total = torch.tensor([len(prompt) for prompt in prompts])
+    return torch.tensor([[*prompt, *[0] * (LONGEST - len(prompt))] for prompt in prompts]), total
 
 
 def _three(bag: Bag) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -49,7 +49,7 @@ def test_the_ladders_graphs_are_compiled_as_on_a_device(device: Lowered) -> None
     half = Half(reduced_half(load(SPECS / "smollm2-prompt-lookup-tree.yaml"), "float16"))
     trio = Trio(half, Steps(half, 1, eagerly), Steps(half, 1, compiled))
     assert walked(trio, 2, 0, lambda what, done, total: None) is None
-    assert len(device.graphs) == 2, "a prefill and a step, whatever lengths and trees"
+    assert len(device.graphs) == 3, "a prefill, a planted step and an own one, whatever lengths and trees"
     fused = [op for graph in device.graphs for op in graph.proto.op if op.type == "FusedInferAttentionScore"]
     assert fused, "the operator whose lengths are tensors is declared"
 
