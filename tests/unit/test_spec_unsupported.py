@@ -34,7 +34,6 @@ def test_a_plain_transformer_compiles_for_the_reference() -> None:
         (DELTANET.replace("{num", "{use_short_conv: false, num"), "reference", []),
         (DELTANET + "runtime: {dtype: float64}\n", "reference", []),
         (DELTANET + "runtime: {state_dtype: bfloat16}\n", "reference", [("SPC204", 6)]),
-        (SPEC_START + "runtime: {state_dtype: bfloat16}\n", "reference", []),
         (SPEC_START + "runtime: {kv_layout: paged, dtype: bfloat16}\n", "reference", [("SPC203", 5), ("SPC204", 5)]),
         (SPEC_START + "runtime: {dtype: float64}\n", "reference", []),
         (SPEC_START + "runtime: {dtype: bfloat16}\n", "triton", []),

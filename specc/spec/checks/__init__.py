@@ -10,6 +10,8 @@ CHECKS: tuple[Check, ...] = (
     applicability.draft_keys,
     applicability.accept_keys,
     applicability.layer_kinds,
+    applicability.hybrid_layers,
+    applicability.state_types,
     geometry.heads,
     geometry.layer_lists,
     geometry.experts,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specc.diagnostics import Diagnostic
 from specc.spec.checks.view import View
+from specc.spec.config import Qwen3NextConfig
 from specc.spec.model import Draft
 from specc.spec.names import ATTENTION_FAMILIES, RECURRENT_FAMILIES
 
@@ -25,6 +26,9 @@ _DRAFT_KEYS_BY_METHOD: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup",),
     "prune": ("eagle3", "draft_model", "bigram"),
 }
+
+# What these keys of a hybrid family are where they are left out, whatever layers the target has.
+RECURRENT_DEFAULTS = {("verify", "recurrence"): "auto", ("commit", "state"): "factors", ("commit", "window"): 1}
 
 
 def draft_keys(view: View) -> Iterator[Diagnostic]:
@@ -75,6 +79,36 @@ def layer_kinds(view: View) -> Iterator[Diagnostic]:
             yield view.unused(why, "verify", "attention")
         if view.commit is not None and view.commit.kv is not None:
             yield view.unused(why, "commit", "kv")
+
+
+def hybrid_layers(view: View) -> Iterator[Diagnostic]:
+    """The same for a hybrid family's model in which every layer is an attention layer."""
+    if not _recurrent_by_layers(view):
+        for (section, key), default in RECURRENT_DEFAULTS.items():
+            if view.written(section, key) not in (None, default):
+                yield view.unused("the target has no recurrent layers", section, key)
+
+
+def _recurrent_by_layers(view: View) -> bool:
+    """False for a hybrid family's model whose layers are known, and none is recurrent."""
+    config = None if view.target is None else view.target.config
+    return not isinstance(config, Qwen3NextConfig) or "linear_attention" in config.layer_types
+
+
+def state_types(view: View) -> Iterator[Diagnostic]:
+    """`runtime.state_dtype` says how recurrent layers keep their state. What it is without being written may be written
+    everywhere: float32, and float64 in a float64 model."""
+    if view.target is None or view.runtime is None:
+        return
+    family = view.target.family
+    if family not in RECURRENT_FAMILIES:
+        why = f"family {family} has no recurrent layers"
+    elif not _recurrent_by_layers(view):
+        why = "the target has no recurrent layers"
+    else:
+        return
+    if view.runtime.state_dtype not in ("float32", view.runtime.dtype if view.runtime.dtype == "float64" else None):
+        yield view.unused(why, "runtime", "state_dtype")
 
 
 def _says_more(view: View, draft: Draft, key: str) -> bool:
