@@ -269,23 +269,22 @@ def _tree(block: GraphModule, rule: Node) -> None:
     if gates.counted is not None or shape_of(state)[1] % heads:
         raise Refused("only some nodes count, or heads are not shared evenly")
     own, written = {conv, rule, norm, k_copy, u_copy, g_copy}, {root(x) for x in (state, k_factor, u_factor, g_factor)}
-    kept, kept_copy = copied(mixed) if mixed.target is not aten.cat.default else (None, None)
-    if kept is not None and kept_copy is not None:
-        own, written = own | {kept_copy}, written | {root(kept)}
+    kept, kept_copy = copied(mixed)
+    own, written = own | {kept_copy}, written | {root(kept)}
     read = {root(item) for item in (first["window"], mixed, gates.a, gates.b, last["gate"])}
     check_between(own, written, read)
     pending = (given[name] for name in ("pending_k", "pending_u", "pending_g", "path", "count", "window"))
     editor = Editor(block, ORIGIN)
     with editor.before(norm, *own):
+        rows = split_inputs(editor, mixed, heads, tuple(piece_of(given[name])[2] for name in ("q", "k", "v")))
         more = [by_key_head(editor, item, heads) for item in (gates.a, gates.b, last["gate"])]
         made = editor.call(
-            ops.delta_tree_step_, state, first["window"], mixed, *more, first["weight"], first.get("bias"),
+            ops.delta_tree_step_, state, first["window"], *rows, *more, first["weight"], first.get("bias"),
             gates.a_log, gates.dt_bias, last["weight"], given["parent_row"], given["mask"], *pending, kept,
             k_factor, u_factor, g_factor, gates.rate, last["eps"], name="stepped",
         )  # fmt: skip
     editor.replace(norm, made)
-    copies = [node for node in (k_copy, u_copy, g_copy, kept_copy) if node is not None]
-    for node in (*copies, norm, o, u, rule, *reversed(between), conv):
+    for node in (k_copy, u_copy, g_copy, kept_copy, norm, o, u, rule, *reversed(between), conv):
         for user in [*node.users]:
             block.graph.erase_node(user)
         block.graph.erase_node(node)

@@ -67,7 +67,7 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (STATE.clone(), WIDE.clone(), *(x[:, :1] for x in INTO), *LAYER, VALID[:, :1], VALID[:, :1, None], 2.0, 1e-6),
     ],
     "delta_tree_step_": [
-        (STATE.clone(), WIDE, MIXED, *INTO[3:], *LAYER, *TREE, *FACTORS, PATH, ints(3, 0), 1, kept, *KEPT, 1.0, 1e-6)
+        (STATE.clone(), WIDE, *INTO, *LAYER, *TREE, *FACTORS, PATH, ints(3, 0), 1, kept, *KEPT, 1.0, 1e-6)
         for kept in (None, MIXED.clone())
     ],
     "gated_norm": [(ROWS[2], random(3), random(B, R, HQ, 3, seed=8), 1e-6)],

@@ -6,7 +6,7 @@ import torch
 
 from specc.backends.triton.kernels.delta_step import delta_step
 from specc.backends.triton.launch.core import interpreted, power_of_two
-from specc.backends.triton.ops.conv import taps
+from specc.backends.triton.ops.conv import taps_by_head
 from specc.backends.triton.ops.delta_launch import Finish, Gate, Pending, Rows, launch_tree
 from specc.backends.triton.ops.delta_tables import WalkConfig, walk_config
 from specc.backends.triton.ops.linear import arrived
@@ -72,7 +72,9 @@ def delta_step_(
 def delta_tree_step_(
     state: Tensor,
     window: Tensor,
-    mixed: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     a: Tensor,
     b: Tensor,
     gate: Tensor,
@@ -97,10 +99,10 @@ def delta_tree_step_(
     eps: float,
 ) -> Tensor:
     """See `specc.ir.ops.delta_tree_step_`; the tensors of factors are contiguous."""
-    batch, nodes = mixed.shape[:2]
-    value_heads, values, keys = state.shape[1:]
-    y = taps(window, mixed, weight, bias, parent_row.contiguous(), kept=kept)
-    key = (y.shape[-1] - value_heads * values) // 2
+    batch, nodes, heads, keys = k.shape
+    value_heads, values = state.shape[1:3]
+    y = taps_by_head(window, packed(q), packed(k), packed(v), weight, bias, parent_row.contiguous(), kept)
+    key = heads * keys
     q, k = (y.narrow(-1, start, key).unflatten(-1, (-1, keys)) for start in (0, key))
     v = y.narrow(-1, 2 * key, value_heads * values).unflatten(-1, (-1, values))
     g = torch.empty((batch, nodes, value_heads), dtype=torch.float32, device=v.device)

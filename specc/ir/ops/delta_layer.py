@@ -80,17 +80,19 @@ def delta_step_(
 
 
 @op(
-    "delta_tree_step_(Tensor(a!) state, Tensor window, Tensor mixed, Tensor a, Tensor b, Tensor gate, Tensor weight, "
-    "Tensor? bias, Tensor a_log, Tensor dt_bias, Tensor norm_weight, Tensor parent_row, Tensor mask, Tensor pending_k, "
-    "Tensor pending_u, Tensor pending_g, Tensor? path, Tensor count, int deferred, Tensor(b!)? kept, "
+    "delta_tree_step_(Tensor(a!) state, Tensor window, Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor gate, "
+    "Tensor weight, Tensor? bias, Tensor a_log, Tensor dt_bias, Tensor norm_weight, Tensor parent_row, Tensor mask, "
+    "Tensor pending_k, Tensor pending_u, Tensor pending_g, Tensor? path, Tensor count, int deferred, Tensor(b!)? kept, "
     "Tensor(c!) k_factor, Tensor(d!) u_factor, Tensor(e!) g_factor, float rate, float eps) -> Tensor",
-    fake=lambda state, window, mixed, *_: mixed.new_empty((*mixed.shape[:2], *state.shape[1:3])),
+    fake=lambda state, window, q, *_: q.new_empty((*q.shape[:2], *state.shape[1:3])),
     levels=_BUFFER,
 )
 def delta_tree_step_(
     state: torch.Tensor,
     window: torch.Tensor,
-    mixed: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     gate: torch.Tensor,
@@ -116,11 +118,12 @@ def delta_tree_step_(
 ) -> torch.Tensor:
     """The nodes of a tree through a recurrent layer between its projections: the readout [B,N,HV,V].
 
-    As `delta_step_` with `tree_conv` and `delta_rule_verify_pending_` in tree form (`deferred` is its window): mixed
-    [B,N,C]; a, b [B,N,H,G] and gate [B,N,H,G V] by key head. The nodes' raw k, u and g are left in the tensors of
-    factors, which may be those that are pending, and `mixed` in `kept`.
+    As `delta_step_` with `tree_conv` and `delta_rule_verify_pending_` in tree form (`deferred` is its window). The
+    nodes' raw k, u and g are left in the tensors of factors, which may be those that are pending, and the convolution's
+    inputs [B,N,C] in `kept`.
     """
     value_heads, values, keys = state.shape[1:]
+    mixed = torch.cat([x.flatten(-2) for x in (q, k, v)], dim=-1)
     if kept is not None:
         kept.copy_(mixed)
     y = tree_conv(window, mixed, weight, bias, parent_row)

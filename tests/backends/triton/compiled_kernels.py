@@ -84,13 +84,13 @@ def tree(heads: tuple[int, int], keys: int, batch: int, nodes: int) -> tuple[Any
     parts, weights = layer(heads, keys, batch, nodes)
     channels = weights[0].shape[0]
     state, window = torch.empty(batch, heads[1], keys, keys), torch.empty(batch, 3, channels, dtype=torch.bfloat16)
-    mixed = torch.empty(batch, nodes, channels + 64, dtype=torch.bfloat16)[..., :channels]
+    kept = torch.empty(batch, nodes, channels, dtype=torch.bfloat16)
     mask, parent_row = torch.empty(batch, nodes, nodes, dtype=torch.bool), torch.empty(batch, nodes, dtype=torch.int64)
     k, u = torch.empty(batch, nodes, heads[0], keys, dtype=torch.bfloat16), torch.empty(batch, nodes, heads[1], keys)
     path, count = torch.empty(batch, 9, dtype=torch.int64), torch.empty(batch, dtype=torch.int64)
     factors = (k, u, torch.empty(batch, nodes, heads[1]))
-    pending = (*factors, path, count, 1, torch.empty_like(mixed), *factors)
-    return (state, window, mixed, *parts[3:], *weights, parent_row, mask, *pending, 1.0, 1e-6)
+    pending = (*factors, path, count, 1, kept, *factors)
+    return (state, window, *parts, *weights, parent_row, mask, *pending, 1.0, 1e-6)
 
 
 def operands(heads: tuple[int, int], keys: int, nodes: int) -> tuple[torch.Tensor, Rows]:
