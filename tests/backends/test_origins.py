@@ -13,10 +13,15 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
+from specc.backends.printing.expression import Expr
 from specc.backends.printing.liveness import output_node
+from specc.backends.printing.names import Names
 from specc.backends.printing.naming import wanted_name
 from specc.backends.printing.origins import Origins, StepOrigins, lines_of_nodes, statement_lines
+from specc.backends.printing.printer import GraphPrinter
+from specc.backends.reference.backend import DIALECT
 from specc.driver import backend_of, lower_spec, module_info, run_passes
+from specc.ir.build import GraphBuilder, fake
 from specc.ir.loop import loop
 from specc.spec import load
 
@@ -118,6 +123,22 @@ def test_a_variable_is_named_by_the_node_of_its_statement(name: str) -> None:
                 returned = node in output_node(node.graph.owning_module).all_input_nodes
                 assert node.target is loop or node.op == "output" or returned, (step, ast.unparse(statement), node)
     assert named > 100
+
+
+def test_a_statement_that_a_write_makes_early_belongs_to_its_own_node() -> None:
+    """What waits to be printed inside another expression gets its statement before a write: it is not the write's."""
+    b = GraphBuilder()
+    x, y = (b.placeholder(name, fake((2, 3), torch.float64)) for name in ("x", "y"))
+    early = b.call(torch.ops.aten.neg.default, x)
+    write = b.call(torch.ops.aten.copy_.default, x, y)
+    late = b.call(torch.ops.aten.sub.Tensor, early, write)
+    module = b.output([late])
+    printer = GraphPrinter(DIALECT, str, Names(set()))
+    printer.origins = StepOrigins(module)
+    printer.print(module, {x: Expr("x"), y: Expr("y")})
+    statements = [printer.origins.statements[number] for number in range(len(printer.lines))]
+    assert ["copy_" in line for line in printer.lines][:2] == [False, True]
+    assert statements[:2] == [[early], [write]]
 
 
 def test_a_function_that_was_edited_afterwards_has_no_lines() -> None:
