@@ -102,6 +102,17 @@ def test_loader_refuses_wrong_checkpoints(loadable: Any, damage: Any, message: s
         plain.load_weights(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
+def test_loader_refuses_a_value_that_is_no_finite_number(loadable: Any, value: float, tmp_path: Path) -> None:
+    plain, _, weights, _ = loadable
+    write_checkpoint(plain, tmp_path, weights)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.norm.weight"][1] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'model.norm.weight' has values that are no finite numbers"):
+        plain.load_weights(tmp_path)
+
+
 def test_loader_refuses_a_missing_folder(loadable: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         loadable[0].load_weights(tmp_path / "absent")

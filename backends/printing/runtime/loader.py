@@ -205,6 +205,17 @@ def check_followers(name: str, value: Tensor) -> None:
         raise ValueError(f"{name!r} has a row that lists a token twice")
 
 
+def check_finite(name: str, value: Tensor) -> None:
+    """Raise ValueError for NaN or an infinity: a sum has one if any value is one.
+
+    A sum may also overflow, so that only then every value is looked at.
+    """
+    if not value.is_floating_point() or bool(value.sum().isfinite()):
+        return
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"tensor {name!r} has values that are no finite numbers")
+
+
 def check_unused(stored: dict[str, StoredTensor], used: set[str], folder: Path) -> None:
     """Raise ValueError for a tensor that no weight reads: the spec describes another model."""
     for name in sorted(set(stored) - used):
@@ -276,6 +287,8 @@ def load_weights(
         made = []
         for names in layers:
             parts = [read_tensor(files, stored[weight.model][name]) for name in names]
+            for name, part in zip(names, parts, strict=True):
+                check_finite(name, part)
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             placed = whole.to(device=device, dtype=weight.dtype, copy=True)
             check_offsets(weight.name, placed)
