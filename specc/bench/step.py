@@ -67,9 +67,9 @@ def timed_source(loaded: LoadedSpec) -> str:
     """The Triton module with `run_between` in it. Raises DiagnosticError as `compile_spec` does."""
     program = run_passes(loaded, lower_spec(loaded, "triton"), target="triton", verify=False).program
     backend_of("triton")
-    from specc.backends.triton.backend import TRITON  # only now is it known that the package triton is there
+    from specc.backends.triton.backend import TritonBackend  # only now is it known that the package triton is there
 
-    return TRITON.generate(program, module_info(loaded, "triton"), between=True)
+    return TritonBackend().generate(program, module_info(loaded, "triton"), between=True)
 
 
 def first_logits(module: Any, weights: Any, stand: Stand, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,8 @@ def judged(rows: Sequence[Row], stand: Stand) -> Iterator[Row]:
 
 def between_bar(row: Row, spec: Spec) -> Row:
     """Whether acceptance, commit and the next tree are as fast as the issue asks; no bar with top-p, which sorts."""
-    us, count = row.get("own_us", row["us"]), row.get("own_launches", row["launches"])
+    part = "own_" if "own_us" in row else ""
+    us, count = row[f"{part}us"], row[f"{part}launches"]
     made: Row = {"form": f"{BETWEEN}, bar", "us": us, "launches": count}
     if spec.accept.method == "greedy":
         made |= {"bar_us": GREEDY_US, "bar_launches": GREEDY_LAUNCHES}

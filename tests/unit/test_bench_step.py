@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from specc.bench import step as bench
 from specc.bench.gpu_timing import RATE
-from specc.bench.step_cases import CASES, floor_of, full_tree, prompt_of
-from specc.bench.step_stand import Stand, brought_up
+from specc.bench.step_cases import BETWEEN, CASES, floor_of, full_tree, prompt_of
+from specc.bench.step_stand import Launches, Stand, brought_up
 from specc.driver import compile_spec
 from specc.runtime.module import import_source
 from tests.unit.bench_fixtures import Small
@@ -61,7 +61,7 @@ def test_a_case_with_a_head_draws_its_weights_and_drafts() -> None:
         stand.make_draft()
         assert stand.drafted.valid.all()
         stand.step()
-    assert stand.weights.draft_fc.shape == (256, 3 * 256)
+    assert stand.weights.draft_fc.shape == (256, 6 * 256)  # three layers, a hidden state and a readout of each
     assert (stand.state.length > 12).all()
 
 
@@ -119,6 +119,20 @@ def test_bars_are_judged_at_one_row_only() -> None:
     assert next(bench.judged([{"form": "plain", "us": 1.5 * floor}], stand))["met"]
     stand.prompts = stand.prompts * 2
     assert not [row for row in bench.judged(rows, stand) if "met" in row]
+
+
+def test_what_stands_between_verifications_is_judged_without_a_drafters_network() -> None:
+    seen = Launches(6, 30.0, {"row_argmax": [1, 3.0], "fused_old_length_kernel": [2, 9.0], "linear": [3, 18.0]})
+    assert seen.without(("linear", "attention")) == {"own_launches": 3, "own_us": 12.0}
+    assert seen.without(("attention",)) == {}
+    greedy, sampled = CASES["smollm2"].loaded(1).spec, CASES["smollm2-true-q"].loaded(1).spec
+    assert (greedy.num_nodes, sampled.num_nodes, sampled.sampling.top_p) == (16, 16, 1.0)
+    row = {"form": BETWEEN, "us": 14.0, "launches": 5}
+    assert not bench.between_bar(row, greedy)["met"]
+    assert bench.between_bar(row | {"own_us": 13.0, "own_launches": 4}, greedy)["met"]
+    assert not bench.between_bar(row | {"launches": 4, "us": 15.5}, greedy)["met"]
+    assert bench.between_bar(row | {"us": 39.0}, sampled)["met"]
+    assert not bench.between_bar(row | {"us": 41.0}, sampled)["met"]
 
 
 def test_modules_are_kept_and_used_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specc.backends.triton.backend import TRITON
+from specc.backends.triton.backend import TritonBackend
 from specc.backends.triton.compose import BETWEEN, SHOWN, composed
 from specc.check.machines import Bag, Generated, State, copied
 from specc.driver import compile_spec, module_info
@@ -23,7 +23,7 @@ INTEGERS = ("path", "accept_length", "bonus", "emitted_tokens", "emitted", "stop
 def between(cell: Cell) -> Generated:
     """The cell's module with the function."""
     made = modules(cell).compilation
-    source = TRITON.generate(made.program, module_info(cell.loaded(), "triton"), between=True)
+    source = TritonBackend().generate(made.program, module_info(cell.loaded(), "triton"), between=True)
     return built(made, "between", source=source)
 
 
