@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from specc.backends.printing.regions import RegionCall
 from specc.backends.triton.regions import plan
 from specc.backends.triton.regions.region import is_free
+from specc.backends.triton.rotations import attention_steps
 from specc.ir.edit import is_loop, loop_parts
 from tests.backends.triton.compiled_regions import step_graph
 
@@ -107,3 +108,8 @@ def test_regions_of_shipped_specs_compile_without_spills(spec: str) -> None:
     spilled = [item for item in found if item[1]["spills"] > (STACK_OF_COSINE if item[1]["rounds_angles"] else 0)]
     assert not spilled
     assert all(used["shared"] <= 232448 for _, used in found)
+
+
+def test_a_layer_with_attention_is_five_launches() -> None:
+    (body,) = layers(attention_steps(step_graph("smollm2-prompt-lookup-tree"))[0])
+    assert units(body) == ["fused_linear", "rope_attention_", *["fused_linear"] * 3]
