@@ -163,6 +163,19 @@ def test_a_full_cache_ends_as_it_does_with_single_ops() -> None:
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("lengths", [[0, 13], [37, 30]])
+def test_of_many_tiles_the_one_that_sees_all_new_rows_writes_them(lengths: list[int]) -> None:
+    """Three tiles of a chain and parts that end between the new rows."""
+    made = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, 12, heads, 16, generator=made) for heads in (3, 1, 1))
+    k_cache, v_cache = (torch.randn(2, 50, 1, 16, generator=made) for _ in range(2))
+    turn = torch.rand(2, 12, 8, generator=made)
+    case = Case(q, k, v, turn.cos(), turn.sin(), k_cache, v_cache, torch.tensor(lengths), None, None,
+                replace(ONE, programs=32))  # fmt: skip
+    for found, expected in zip(case.run(case.config), case.one_by_one(), strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_a_cache_that_would_have_to_be_copied_is_refused() -> None:
     cache = torch.zeros(1, 32, 16, 2).transpose(2, 3)
     q, turn = torch.zeros(1, 1, 2, 16), torch.zeros(1, 1, 8)
