@@ -163,7 +163,7 @@ def test_a_full_cache_ends_as_it_does_with_single_ops() -> None:
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("lengths", [[0, 13], [37, 30]])
+@pytest.mark.parametrize("lengths", [[0, 13], [31, 15], [37, 30]])
 def test_of_many_tiles_the_one_that_sees_all_new_rows_writes_them(lengths: list[int]) -> None:
     """Three tiles of a chain and parts that end between the new rows."""
     made = torch.Generator().manual_seed(2)
