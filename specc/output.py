@@ -52,10 +52,11 @@ def replacing(path: Path, *further: type[Exception], remedy: str = CHECK) -> Ite
     Raises DiagnosticError (SPC460) for an OSError in the block, and for what a library raises in its place (`further`).
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    kinds: tuple[type[Exception], ...] = (OSError, *further)
     try:
         yield temporary
         os.replace(temporary, path)
-    except (OSError, *further) as problem:
+    except kinds as problem:
         raise cannot_write(path, reason_of(problem), remedy) from problem
     finally:
         temporary.unlink(missing_ok=True)
