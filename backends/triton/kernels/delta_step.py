@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.delta_rows import columns, load_tile, store_tile, token_step
 from specc.backends.triton.kernels.dot import rounded
-from specc.backends.triton.kernels.head_norm import gated_norm
+from specc.backends.triton.kernels.head_norm import ask_ahead, gated_norm
 from specc.backends.triton.kernels.region_math import sigmoid, softplus
 
 
@@ -97,6 +97,7 @@ def delta_step(state, window, q, k, v, a, b, gate, weight, bias, a_log, dt_bias,
     v_total, v_scale = old_taps(window, weight, v_channel, value < V, WIDTH, W, even_v)
     speed = -tl.exp(tl.load(a_log + hv).to(tl.float32))
     shift = tl.load(dt_bias + hv).to(tl.float32)
+    ask_ahead(norm, V)
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()

@@ -18,6 +18,7 @@ from specc.backends.triton.kernels.delta_finish import finish
 from specc.backends.triton.kernels.delta_pending import fold, path_rows
 from specc.backends.triton.kernels.delta_solve import SCALARS, load_chunk, work_size
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
+from specc.backends.triton.kernels.head_norm import ask_ahead
 
 
 @triton.jit
@@ -139,6 +140,8 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
         rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
         at_u = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
         weighted = tl.load(at_u, mask=keep[None, :] & (value[:, None] < V), other=0.0)
+    if SHARE > 0:
+        ask_ahead(norm, V)
     acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
     if (R > 0) and HOLD:
         tiles = held(at_state, value, waiting >= tl.maximum(window, 1), K, V, BV, BK)
