@@ -65,13 +65,17 @@ def attention_config(dim: int, packed: int, groups: int, wide: bool) -> Attentio
     return next(config for rows, most, config in table[near] if packed <= rows and groups <= most)
 
 
-MERGED = 1 << 16
-SHORT = AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132, early=1, merge=MERGED, step=True)
+SHORT = AttentionConfig(rows=64, bn=128, warps=4, stages=4, programs=132, early=1, step=True)
 STEP = {
     64: ((64, 132, SHORT),),
     128: ((64, 132, replace(SHORT, bn=64, least=2, bt=16)),),
 }
-"""As `ATTENTION`, for steps of few tokens in one launch; other geometries rotate and append in a launch of its own."""
+"""As `ATTENTION`, for steps of few tokens in one launch; other geometries rotate and append in a launch of its own.
+
+On an H200, microseconds a layer in a graph of 30 with 512 committed rows, 9 query heads of 64 (3 of keys), 16 nodes: a
+launch in front 6.06, none 5.15. Parts are joined by a second launch: a dependent one takes about 1.5, the last program
+of a tile 2.3 for one token (and 30 to 50 for 16 nodes).
+"""
 
 
 def step_config(dim: int, packed: int, groups: int, wide: bool) -> AttentionConfig:
