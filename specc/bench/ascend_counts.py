@@ -19,12 +19,10 @@ from specc.check.ascend.steps import Steps, eagerly
 from specc.spec import LoadedSpec
 
 LINEAR, FULL = "linear_attention", "full_attention"
-STACKS: Mapping[str, tuple[str, ...]] = {
-    "gated delta": (LINEAR, LINEAR, FULL),
-    "attention": (LINEAR, FULL, FULL),
-}
-"""Hybrid stacks with one layer more of a kind than BASE."""
+DELTA, ATTENTION, EXPERTS = "gated delta", "attention", "experts beyond a dense MLP"
 BASE = (LINEAR, FULL)
+STACKS: Mapping[str, tuple[str, ...]] = {DELTA: (LINEAR, LINEAR, FULL), ATTENTION: (LINEAR, FULL, FULL), EXPERTS: BASE}
+"""Hybrid stacks with one layer more of a kind than BASE, all with dense MLPs; EXPERTS: BASE with experts in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +61,18 @@ def step_graph(loaded: LoadedSpec, dtype: str, batch: int, changes: Mapping[str,
     raise ValueError(f"the module has no graph {wanted}")
 
 
-def _hybrid(kinds: Sequence[str]) -> dict[str, Any]:
-    return {"target.config.layer_types": list(kinds), "target.config.num_hidden_layers": len(kinds)}
+def _hybrid(kinds: Sequence[str], sparse: int = 0) -> dict[str, Any]:
+    """A hybrid stack whose first `sparse` layers have experts."""
+    dense = list(range(sparse, len(kinds)))
+    changes = {"layer_types": list(kinds), "num_hidden_layers": len(kinds), "mlp_only_layers": dense}
+    return {f"target.config.{name}": value for name, value in changes.items()}
 
 
 def _stacks(loaded: LoadedSpec) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What to change for the smaller stack, and for those with one layer more, by the kind of that layer."""
     if loaded.spec.target.family == "qwen3_next":
-        return _hybrid(BASE), {kind: _hybrid(kinds) for kind, kinds in STACKS.items()}
-    kind = "gated delta" if loaded.spec.target.family == "gated_deltanet" else "attention"
+        return _hybrid(BASE), {kind: _hybrid(kinds, kind == EXPERTS) for kind, kinds in STACKS.items()}
+    kind = DELTA if loaded.spec.target.family == "gated_deltanet" else ATTENTION
     # An EAGLE-3 head reads up to three layers: both stacks have them.
     return {"target.config.num_hidden_layers": 3}, {kind: {"target.config.num_hidden_layers": 4}}
 

@@ -24,8 +24,8 @@ def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int, queries: in
     normed = wide / torch.addcmul(share * EPS, (wide * wide).sum(-1, keepdim=True), share).sqrt()
     if heads == value_heads:
         return normed
-    share = value_heads // heads
-    return normed.index_select(2, torch.arange(value_heads, device=x.device) // share)
+    group = value_heads // heads
+    return normed.index_select(2, torch.arange(value_heads, device=x.device) // group)
 
 
 def numbers(parts: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -195,20 +195,23 @@ def flat_already(node: Node) -> bool:
 
 
 def pieces_of(node: Node) -> list[tuple[int, int, int, Node]]:
-    """(dim, first, end, piece) of a slice with step 1 or of each part of a split; nothing for other calls."""
+    """(dim, first, end, piece) of a slice with step 1, or of each part of a split that is read; else nothing."""
+    given: list[Any] = list(node.args)
+    shape = shape_of(source_of(node))
     if node.target is SPLIT:
-        sizes: Any = node.args[1]
-        dim: Any = node.args[2] if len(node.args) > 2 else 0
+        sizes, dim = given[1], given[2] if len(given) > 2 else 0
         ends = list(itertools.accumulate(sizes))
-        items = [(user.args[1], user) for user in node.users]
-        rank = source_of(node).meta["val"].dim()
-        return [(dim % rank, ends[i] - sizes[i], ends[i], item) for i, item in items]
-    if node.target is not SLICE or node.kwargs or len(node.args) not in (3, 4):
+        parts: list[tuple[Any, Node]] = [
+            (user.args[1], user) for user in node.users if user.users
+        ]
+        return [
+            (dim % len(shape), ends[i] - sizes[i], ends[i], item) for i, item in parts
+        ]
+    if node.target is not SLICE or node.kwargs or len(given) not in (3, 4):
         return []
-    dim, first = node.args[1], node.args[2]
-    size = shape_of(source_of(node))[dim]
-    first = first + size if first < 0 else min(first, size)
-    return [(dim % len(shape_of(node)), first, first + shape_of(node)[dim], node)]
+    dim, first = given[1] % len(shape), given[2]
+    first = first + shape[dim] if first < 0 else min(first, shape[dim])
+    return [(dim, first, first + shape_of(node)[dim], node)]
 
 
 def splits(graph: Graph) -> None:

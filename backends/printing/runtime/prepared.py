@@ -20,7 +20,7 @@ def by_part(value: Tensor, groups: str) -> Tensor:
         rows = heads * sum(sizes)
         first = sum(part.shape[0] for part in found)
         block = value[first : first + rows].reshape(heads, sum(sizes), *value.shape[1:])
-        found += [part.flatten(0, 1) for part in block.split(sizes, dim=1)]
+        found += [part.flatten(0, 1) for part in torch.split(block, sizes, 1)]
     return torch.cat(found)
 
 
