@@ -10,8 +10,9 @@ class AttentionConfig:
     """`rows` of a tile, `bn` columns a step, `bt` in the tail with `ahead` stages; `programs` at once on the device;
     `least` steps for a part of the columns; `tma`: bulk copies; `early` steps asked for while the kernel in front runs
     (a power of two or 0); `merge`: floats of a tile's parts up to which its last program joins them (0: never, a second
-    launch does); `step`: rotary embeddings and new rows of the caches in the same launch; `eager`: it reads a part's first rows while
-    the kernel in front runs, where that one leaves them alone."""
+    launch does); `step`: rotary embeddings and new rows of the caches in the same launch; `eager`: it reads a part's
+    first rows while the kernel in front runs, where that one leaves them alone.
+    """
 
     rows: int
     bn: int
