@@ -94,6 +94,16 @@ def test_held_out_texts_come_from_all_of_the_store(count: int, every: int) -> No
     assert bool(held_out) == (count >= 2 and every >= 2)
 
 
+@given(st.lists(st.integers(0, 12), max_size=80), st.integers(2, 9))
+def test_all_texts_of_a_prompt_are_on_the_same_side(prompts: list[int], every: int) -> None:
+    texts = [Text(np.array([prompt, prompt % 3, number], dtype=np.int32), 2) for number, prompt in enumerate(prompts)]
+    sides = [{tuple(text.ids[:2].tolist()) for text in side} for side in split(texts, every)]
+    assert not sides[0] & sides[1]
+    distinct = len(set(prompts))
+    assert len(sides[1]) == (0 if distinct < 2 else 1 + (distinct - min(every, distinct)) // every)
+    assert sum(map(len, split(texts, every))) == len(texts)
+
+
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 10))
 def test_the_draft_vocabulary_is_what_the_target_emits_most(tokens: list[int], size: int) -> None:
     counts = token_counts(torch.tensor(tokens, dtype=torch.int64), 10)

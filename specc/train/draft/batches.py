@@ -82,13 +82,16 @@ def predicted_rows(length: int, prompt: int) -> npt.NDArray[np.int64]:
 
 
 def split(texts: Sequence[Text], every: int) -> tuple[list[Text], list[Text]]:
-    """Training texts, and every `every`-th text (at least one where there are two) held out, so that all kinds of
-    prompts are in both parts."""
-    first = min(every, len(texts)) - 1
+    """Training texts, and those of every `every`-th prompt (at least one where there are two prompts) held out: all
+    kinds of prompts are in both parts, and all continuations of a prompt in the same."""
+    numbers: dict[bytes, int] = {}
+    prompt = [numbers.setdefault(text.ids[: text.prompt].tobytes(), len(numbers)) for text in texts]
+    first = min(every, len(numbers)) - 1
     if first < 1:
         return list(texts), []
-    held_out = set(range(first, len(texts), every))
-    return [text for i, text in enumerate(texts) if i not in held_out], [texts[i] for i in sorted(held_out)]
+    out = [number >= first and (number - first) % every == 0 for number in prompt]
+    train = [text for text, held_out in zip(texts, out, strict=True) if not held_out]
+    return train, [text for text, held_out in zip(texts, out, strict=True) if held_out]
 
 
 def make_batch(texts: Sequence[Text]) -> Batch:

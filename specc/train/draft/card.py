@@ -18,8 +18,8 @@ prompts.
 
 ## Measured
 
-Along {rows:,} positions of {held_out_texts} held-out texts (every 50th of what the target wrote, never trained on; at
-most 256 texts are read), teacher-forced, with the weights as stored:
+Along {rows:,} positions of {held_out_texts} held-out texts (those of every 50th prompt, never trained on; at most 256
+texts are read), teacher-forced, with the weights as stored:
 
 {agreement}
 
