@@ -17,7 +17,7 @@ from specc.backends.export.run import RUNTIMES, with_steps
 from specc.backends.export.signature import Sizes, signature_of
 from specc.check.ascend.exported import fewer_nodes
 from specc.check.ascend.half import Half, reduced_half
-from specc.check.ascend.steps import ACCEPTED
+from specc.check.ascend.steps import ACCEPTED, narrow
 from specc.check.machines import Bag, Generated, State, load_module
 from specc.spec import LoadedSpec
 
@@ -99,7 +99,9 @@ class Witness:
 
     def plant(self, bag: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """A whole step on given trees; logits [B,N,V] and ACCEPTED."""
-        known: dict[str, Tensor | None] = dict(bag)
+        known: dict[str, Tensor | None] = {
+            name: None if value is None else narrow(value) for name, value in bag.items()
+        }
         for step in ("verify", "accept", "commit"):
             known |= self._step(step, known)
         made = {name: known[name] for name in ("logits", *ACCEPTED)}
