@@ -12,7 +12,6 @@ from specc.backends.printing.module import generate
 from specc.backends.triton.compose import between_steps, whole_steps
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
-from specc.backends.triton.recurrent import recurrent_layers
 from specc.backends.triton.regions import plan
 from specc.backends.triton.rotations import attention_steps
 from specc.backends.triton.runtime.decoder import Decoder
@@ -60,7 +59,7 @@ class TritonBackend:
         if found:
             raise DiagnosticError(found)
         graphs = {
-            name: batch_layers(attention_steps(recurrent_layers(moved_windows(vocabulary_kernels(graph)))[0])[0])[0]
+            name: batch_layers(attention_steps(moved_windows(vocabulary_kernels(graph)))[0])[0]
             for name, graph in program.graphs.items()
         }
         dialect = replace(DIALECT, whole_steps=between_steps) if between else DIALECT

@@ -4,9 +4,10 @@
     o, _ = delta_rule_(state, q', k', v', g, beta)             ->     readout = delta_step_(state, window, q, k, v, …)
     readout = gated_norm(o, …)
 
-Before that, head norm and gate become one op in all graphs, so that their bits are the same in every kernel:
+    rms_norm(o, …) * silu(gate)                                ->     gated_norm(o, …), before that
 
-    rms_norm(o, …) * silu(gate)                                ->     gated_norm(o, …)
+The norm adds in another order than a kernel of its own does, so programs that verify node by node keep their layers as
+they are: theirs have to have the bits of plain decoding. The tree form has other roundings anyway.
 
 Found in the graphs when code is generated, since only this backend has kernels for it. What can't be fused is left as
 it is, and the notes say why.
@@ -15,7 +16,7 @@ it is, and the notes say why.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -321,8 +322,20 @@ FORMS: Mapping[object, Callable[[GraphModule, Node], None]] = {
 """Rules that a layer is recognised by."""
 
 
-def recurrent_layers(module: GraphModule) -> tuple[GraphModule, list[str]]:
-    """A copy of a step graph with its recurrent layers fused where they can be, and why others could not."""
+def by_steps(graphs: Iterable[GraphModule]) -> bool:
+    """Whether a program verifies node by node, in some layer: its layers must have the same bits in all graphs."""
+    nodes = [node for graph in graphs for block in modules(graph) for node in block.graph.nodes]
+    rules = [node for node in nodes if str(node.target).startswith("specc.delta_rule_verify")]
+    return any(named_arguments(node)["schedule"] != "tree" for node in rules)
+
+
+def recurrent_layers(module: GraphModule, apart: bool = False) -> tuple[GraphModule, list[str]]:
+    """A copy of a step graph with its recurrent layers fused where they can be, and why others could not.
+
+    `apart`: the program's layers have to stay as they are (see `by_steps`).
+    """
+    if apart:
+        return module, ["all layers stay as they are: the program verifies node by node"]
     made = clone(module)
     notes: list[str] = []
     for block in list(modules(made)):

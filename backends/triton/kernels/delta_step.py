@@ -53,14 +53,17 @@ def convolved(total, newest, scale, bias, channel, inside, like, BIAS: tl.conste
 
 
 @triton.jit
-def move_on(window, x, channel, place, inside, WIDTH, W: tl.constexpr, EVEN: tl.constexpr):
-    """The window [W-1,WIDTH] of some channels without its oldest input and with the one at x + place."""
+def next_rows(window, x, channel, place, inside, WIDTH, W: tl.constexpr, EVEN: tl.constexpr):
+    """The rows of the window [W-1,WIDTH] of some channels without its oldest input and with the one at x + place."""
     rows = ()
     for tap in tl.static_range(1, W - 1):
         rows = rows + (part(window, tap * WIDTH + channel, EVEN, inside),)
-    rows = rows + (part(x, place, EVEN, inside),)
-    # Every thread has read its part of the window by now.
-    tl.debug_barrier()
+    return rows + (part(x, place, EVEN, inside),)
+
+
+@triton.jit
+def put_rows(window, rows, channel, inside, WIDTH, W: tl.constexpr, EVEN: tl.constexpr):
+    """`next_rows` to where they belong, when every thread has read its part of the window."""
     for tap in tl.static_range(W - 1):
         if EVEN:
             tl.store(window + tap * WIDTH + channel, rounded(rows[tap], window))
@@ -124,11 +127,16 @@ def delta_step(state, window, q, k, v, a, b, gate, weight, bias, a_log, dt_bias,
     # Nobody waits for the new state.
     store_tile(home, tile, value, K, V, BV, C, E)
     moves = tl.load(live + row) != 0 if LIVE else True
-    if moves:
-        move_on(window, v, v_channel, value, value < V, WIDTH, W, even_v)
+    v_rows = next_rows(window, v, v_channel, value, value < V, WIDTH, W, even_v)
     if is_last:
+        k_rows = next_rows(window, k, k_channel, column, column < K, WIDTH, W, even_k)
+        q_rows = next_rows(window, q, q_channel, column, column < K, WIDTH, W, even_k)
         gated_norm(o, gate, norm, out + (row * HV + head * SHARE) * V, eps, SHARE, V)
         tl.store(at, 0)
+        tl.debug_barrier()
         if moves:
-            move_on(window, k, k_channel, column, column < K, WIDTH, W, even_k)
-            move_on(window, q, q_channel, column, column < K, WIDTH, W, even_k)
+            put_rows(window, k_rows, k_channel, column < K, WIDTH, W, even_k)
+            put_rows(window, q_rows, q_channel, column < K, WIDTH, W, even_k)
+    tl.debug_barrier()
+    if moves:
+        put_rows(window, v_rows, v_channel, value < V, WIDTH, W, even_v)

@@ -1,4 +1,4 @@
-"""The norm over a head's outputs and its gate, behind the delta rule: in one order of addition for all kernels."""
+"""The norm over a head's outputs and its gate, behind the delta rule."""
 
 # Triton's language, not Python's types.
 # mypy: ignore-errors
@@ -14,24 +14,9 @@ from specc.backends.triton.kernels.region_math import silu
 
 
 @triton.jit
-def pair_sums(x):
-    """[R] sums of x [R,N], N < 2^16 a power of two: neighbours are added, then their sums, and so on.
-
-    `tl.sum` adds in an order that depends on how a tensor lies in threads, so two kernels could differ in a bit.
-    """
-    R: tl.constexpr = x.shape[0]
-    N: tl.constexpr = x.shape[1]
-    for level in tl.static_range(1, 16):
-        if N >> level > 0:
-            left, right = tl.split(tl.reshape(x, [R, N >> level, 2]))
-            x = left + right
-    return tl.reshape(x, [R])
-
-
-@triton.jit
 def square_sums(x):
-    """`pair_sums` of squares. The multiply-add adds nothing: no compiler can make it part of the sum."""
-    return pair_sums(tl.fma(x, x, tl.zeros_like(x)))
+    """[R] sums of squares of x [R,N]. In what order they are added depends on how a kernel's tensors lie in threads."""
+    return tl.sum(x * x, 1)
 
 
 @triton.jit

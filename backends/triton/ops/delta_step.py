@@ -12,6 +12,8 @@ from specc.backends.triton.ops.delta_tables import WalkConfig, walk_config
 from specc.backends.triton.ops.linear import arrived
 
 Tensor = torch.Tensor
+TILE = 2048
+"""Numbers of the state per program at most: more leave no registers for the convolution (bits do not depend on it)."""
 
 
 def packed(x: Tensor) -> Tensor:
@@ -48,7 +50,8 @@ def delta_step_(
     batch, _, heads, keys = k.shape
     value_heads, values = state.shape[1:3]
     config = config or walk_config(keys, values, batch * value_heads)
-    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
+    width = power_of_two(keys, 16)
+    block = min(config.bv, power_of_two(values), max(TILE // width, 1))
     across = min(config.e, width)
     room = torch.empty((batch, value_heads, values), dtype=v.dtype, device=v.device)
     out = torch.empty((batch, 1, value_heads, values), dtype=v.dtype, device=v.device)

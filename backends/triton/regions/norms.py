@@ -1,4 +1,4 @@
-"""The head norm of a recurrent layer with its gate, in the order of addition that all kernels have for it."""
+"""The head norm of a recurrent layer with its gate."""
 
 from __future__ import annotations
 

@@ -6,13 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from specc.backends.triton.ops.delta_launch import Rows, launch_walk, outputs_of
-from specc.backends.triton.ops.delta_step import delta_step_
+from specc.backends.triton.ops.delta_step import TILE, delta_step_
+from specc.backends.triton.ops.delta_tables import walk_config
 from tests.backends.triton.compiled_kernels import operands, token
 from tests.backends.triton.compiling import compiled
 from tests.backends.triton.recorded import recording
@@ -35,5 +37,7 @@ if __name__ == "__main__":
     _, one = operands(heads, keys, 1)
     state, rows = torch.empty(batch, heads[1], keys, keys), Rows(*(x[:1].expand(batch, *x.shape[1:]) for x in one))
     o, u = outputs_of(state, rows)
-    walk = partial(launch_walk, state, rows, o, u, after=state)
+    config = walk_config(keys, keys, batch * heads[1])
+    config = replace(config, bv=min(config.bv, TILE // keys))
+    walk = partial(launch_walk, state, rows, o, u, after=state, config=config)
     print(json.dumps([sums(partial(delta_step_, *token(heads, keys, batch))), sums(walk)]))

@@ -41,4 +41,4 @@ def test_a_token_alone_adds_in_the_order_of_a_walk(keys: int, batch: int) -> Non
     """Norms and products lie in threads alike, so that plain decoding has the bits of a verify by steps."""
     step, walk = printed("compiled_order", keys, batch)
     assert walk
-    assert step == walk
+    assert step[: len(walk)] == walk  # behind them comes the norm
