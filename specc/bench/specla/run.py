@@ -143,10 +143,10 @@ class Evaluation:
                 yield lambda: self._decode(GENERIC, first=True)
         if "kernels" in wanted:
             yield self._kernels
-        if "sensitivity" in wanted:
-            yield self._sensitivity
         if "ablations" in wanted and decodes:
             yield self._ablations
+        if "sensitivity" in wanted:
+            yield self._sensitivity
         if "decoding" in wanted and decodes:
             yield lambda: self._decode(SET_UP, first=False)
             if self.plan.setting.has(GENERIC):
