@@ -5,8 +5,8 @@
 Cells in the order of their weight: the numerical bound of plain decoding; a third of the sets, turn by turn, plain and
 speculative with the same module; the stages of a step; on a fixed subset the other drafters, the drafter's window, tree
 sizes, mask, commit, pruning; then the rest of the sets. Finished cells are kept under OUTPUT/cells and never done
-again: after a kill, run the same command. With --minutes the run ends in time and says what it did not reach. Exit status
-1: a cell failed, or a difference from plain decoding is more than rounding.
+again: after a kill, run the same command. With --minutes the run ends in time and says what it did not reach. Exit
+status 1: a cell failed, or a difference from plain decoding is more than rounding.
 """
 
 from __future__ import annotations
