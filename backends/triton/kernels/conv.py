@@ -92,22 +92,28 @@ def tree_conv_nodes(window, x, k, v, weight, bias, parent, y, kept, N, C, H, str
 
 @triton.jit
 def conv_one(window, x, weight, bias, live, y, C, stride_xb, W: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
-             BIAS: tl.constexpr, LIVE: tl.constexpr):  # fmt: skip
+             BIAS: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """y [B,1,C] of one token x [B,1,C], and the window [B,W-1,C] moved on by it, in place. Grid (C / BC, B).
 
     The sum runs as in `tree_conv_nodes`, so a token's bits are the same. LIVE: a row that is not keeps its window.
+    DEPENDENT: started beside the kernel in front of it, but for the weights.
     """
     b = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channel < C
     window += b * (W - 1) * C
+    scales = ()
+    for tap in tl.static_range(W):
+        scales = scales + (tl.load(weight + channel * W + tap, mask=inside, other=0.0).to(tl.float32),)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     newest = tl.load(x + b * stride_xb + channel, mask=inside, other=0.0)
     moves = tl.load(live + b) != 0 if LIVE else True
     total = tl.zeros([BC], tl.float32)
     for tap in tl.static_range(W):
-        scale = tl.load(weight + channel * W + tap, mask=inside, other=0.0).to(tl.float32)
         taken = newest if tap == W - 1 else tl.load(window + tap * C + channel, mask=inside, other=0.0)
-        total = tl.fma(taken.to(tl.float32), scale, total)
+        total = tl.fma(taken.to(tl.float32), scales[tap], total)
     if BIAS:
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     out = total / (1.0 + tl.exp(-total))

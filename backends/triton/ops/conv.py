@@ -116,13 +116,14 @@ def short_conv_(
     batch, _, width = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(CHANNELS, power_of_two(width))
+    beside = not interpreted()
     conv_one[(-(-width // block), batch)](
         window, x, weight,
         weight if bias is None else bias,
         x if live is None else live.view(torch.uint8),
         y, width, x.stride(0),
         W=weight.shape[2], BW=power_of_two(weight.shape[2] - 1), BC=block, BIAS=bias is not None,
-        LIVE=live is not None, num_warps=2, num_stages=1,
+        LIVE=live is not None, DEPENDENT=beside, num_warps=2, num_stages=1, **({"launch_pdl": True} if beside else {}),
     )  # fmt: skip
     return y
 
