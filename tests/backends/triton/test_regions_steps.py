@@ -82,7 +82,8 @@ def test_a_level_of_a_heads_draft_has_few_launches_and_its_cache_is_written_in_p
     assert "append_rows" not in found
     # The head's first rows and the root's children: no operator makes constants for the loop over levels.
     between = found[found.index("loop") + 1 : found.index("loop", found.index("loop") + 1)]
-    assert between == ["region", "fused_linear", *CHILDREN, "region"]
+    assert between[:-1] == ["region", "fused_linear", *CHILDREN]
+    assert between[-1] in ("region", "clamp_max")  # what the children's kernel makes of their log-probabilities
 
 
 @pytest.mark.slow
