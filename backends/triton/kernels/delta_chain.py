@@ -187,22 +187,9 @@ def delta_chain(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, w
             xk, xq = wide(xk, C), wide(xq, C)
         for step in range(first, end):
             follower = node_at(order, step + 1, end, ORDER)
+            coming = follower if AHEAD else node
             next_k, next_q, next_row, next_numbers = fetch(
-                q,
-                k,
-                v,
-                work,
-                follower if AHEAD else node,
-                first,
-                value,
-                stride_qt,
-                stride_kt,
-                stride_vt,
-                K,
-                V,
-                BV,
-                C,
-                E,
+                q, k, v, work, coming, first, value, stride_qt, stride_kt, stride_vt, K, V, BV, C, E
             )
             if not AHEAD:
                 xk, xq, row, numbers = wide(next_k, C), wide(next_q, C), next_row, next_numbers
