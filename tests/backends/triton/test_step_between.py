@@ -16,6 +16,8 @@ from tests.backends.triton.lockstep import check_record, padded
 from tests.backends.triton.modules import Cell, built, modules
 
 PROMPTS = ((3, 4, 7, 9, 3, 4), (1, 2, 1, 2, 1, 2, 1), (8, 8, 8, 8))
+STOP = 5
+"""The stop token of all cells."""
 INTEGERS = ("path", "accept_length", "bonus", "emitted_tokens", "emitted", "stopped", "tokens", "parent", "valid")
 
 
@@ -50,7 +52,7 @@ def turned(machine: Generated, state: State, bag: Bag) -> tuple[State, dict[str,
     "cell",
     [
         Cell("llama", "lookup tree", "path"),
-        Cell("llama", "bigram", "path, deferred", "target_only"),
+        pytest.param(Cell("llama", "bigram", "path, deferred", "target_only"), marks=pytest.mark.slow),
         pytest.param(Cell("llama", "eagle", "path"), marks=pytest.mark.slow),
         pytest.param(Cell("qwen3", "static tree", "path", "true_q"), marks=pytest.mark.slow),
     ],
@@ -63,8 +65,10 @@ def test_it_equals_accept_commit_and_draft(cell: Cell) -> None:
     for name in ("draft", "verify"):
         state, made = machine.step(name, state, bag)
         bag |= made
-    # What the target says of the first nodes is what was drafted there, so that something is taken.
-    bag["logits"][:, 0].scatter_(1, bag["tokens"][:, 1:2], 99.0)
+    # The target says what was drafted below the root (no stop token), so that something is taken.
+    child = bag["valid"] & (bag["parent"] == 0) & (bag["tokens"] != STOP)
+    for row, node in enumerate(child.long().argmax(1).tolist()):
+        bag["logits"][row, 0, bag["tokens"][row, node]] = 99.0
     mine, found = turned(machine, copied(state), bag)
     wanted: dict[str, Any] = {}
     for name in ("accept", "commit", "draft"):
@@ -75,7 +79,7 @@ def test_it_equals_accept_commit_and_draft(cell: Cell) -> None:
     for name, value in state.items():
         assert torch.equal(mine[name], value), name
     check_record(found.pop("record"), mine, found)
-    assert (found["accept_length"] >= 1).any()
+    assert (found["accept_length"] >= 1).any() or not child[:2].any()
     assert "run_between" not in compile_spec(cell.loaded(), "triton", verify=False).source
 
 
@@ -92,5 +96,5 @@ def test_fast_reorder_leaves_rows_that_are_in_place() -> None:
         compile_spec(Cell("llama", "lookup tree", commit).loaded(), "triton", verify=False).source
         for commit in ("path", "slow path")
     )
-    assert "live = live & (node != place)" in fast
-    assert "live = live & (node != place)" not in slow
+    assert "        SKIP=True,\n" in fast
+    assert "        SKIP=False,\n" in slow
