@@ -234,7 +234,7 @@ def launch_apply(
         K=keys, V=values, T=power_of_two(nodes, 16), R=0 if pending is None else pending_room(pending), BV=block,
         BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None,
         HOLD=config.hold, SHARE=0 if finish is None else value_heads // heads,
-        FACTORS=finish is not None and finish.k_out is not None, PDL=beside,
+        FACTORS=False if finish is None else finish.k_out is not None, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 
