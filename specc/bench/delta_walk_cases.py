@@ -44,8 +44,15 @@ from specc.passes.select_schedule.measured import Sizes
 from specc.passes.select_schedule.tiles import SCHEDULES
 
 Calls = list[Callable[[], Any]]
-WALKS = (*(WalkConfig(bv, 32, 1, deep) for bv in (4, 8) for deep in (False, True)), WalkConfig(16, 32, 1))
+WALKS = ((1, 4, True), (1, 4, False), (2, 2, False), (2, 4, False), (2, 4, True), (4, 2, False), (4, 4, False))
+"""(rows of the state per thread, warps, rows ahead) to try."""
 BOUNDS = {"u": BOUND, "o": 2 * BOUND, "bits": 0.0}
+
+
+def walks(geometry: Geometry) -> tuple[WalkConfig, ...]:
+    """Configurations to try that have one order of sums."""
+    e = walk_config(geometry.keys, geometry.values, 1).e
+    return tuple(WalkConfig(rows * 128 * warps // e, e, warps, deep) for rows, warps, deep in WALKS)
 
 
 def walk_calls(many: Sequence[Inputs], config: WalkConfig | None = None, **extra: Any) -> Calls:
@@ -88,7 +95,7 @@ def serial_part() -> Iterator[Row]:
         for batch in BATCHES:
             many = many_inputs(geometry, batch, 16)
             original, expected = many[0].state.clone(), exact(many[0], None, None)
-            for config in WALKS:
+            for config in walks(geometry):
                 many[0].state.copy_(original)
                 table = walk_config(geometry.keys, geometry.values, batch * geometry.value_heads)
                 label = {"geometry": geometry.name, "nodes": 16, "batch": batch, "config": repr(config)}
@@ -288,4 +295,4 @@ def warm(geometry: Geometry, config: WalkConfig) -> None:
 
 def jobs() -> list[partial[None]]:
     """What to compile before the parts of this file."""
-    return [partial(warm, geometry, config) for geometry in GEOMETRIES for config in WALKS]
+    return [partial(warm, geometry, config) for geometry in GEOMETRIES for config in walks(geometry)]

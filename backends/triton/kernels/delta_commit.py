@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows
-from specc.backends.triton.kernels.delta_rows import EPS, columns, load_tile, store_tile
+from specc.backends.triton.kernels.delta_rows import EPS
 from specc.backends.triton.kernels.delta_solve import load_chunk, squares
+from specc.backends.triton.kernels.delta_tile import load_tile, store_tile
 from specc.backends.triton.kernels.delta_tree import load_state, store_state
 from specc.backends.triton.kernels.delta_walk import apply_pending
 
@@ -32,8 +33,7 @@ def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
         rows = z.to(tl.int64) * N
         tile = apply_pending(
             load_tile(state + offset, value, K, V, BV, C, E), k + rows * H * K, u + rows * HV * V, g + rows * HV,
-            path + turn * P, count + turn, 0, hv, hv // (HV // H), columns(C, E), value, P, N, H, HV,
-            K, V, BV, C * E, True,
+            path + turn * P, count + turn, 0, hv, hv // (HV // H), value, P, N, H, HV, K, V, BV, C, E, True,
         )  # fmt: skip
         store_tile(after + offset, tile, value, K, V, BV, C, E)
 

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specc.backends.triton.kernels.delta_rows import columns, load_tile, store_tile, token_step
+from specc.backends.triton.kernels.delta_rows import columns
+from specc.backends.triton.kernels.delta_tile import load_tile, store_tile, token_step
 from specc.backends.triton.kernels.dot import rounded
 from specc.backends.triton.kernels.head_norm import ask_ahead, gated_norm
 from specc.backends.triton.kernels.region_math import sigmoid, softplus
@@ -118,7 +119,7 @@ def delta_step(state, window, q, k, v, a, b, gate, weight, bias, a_log, dt_bias,
     xk = convolved(k_total, newest_k, k_scale, bias, k_channel, column < K, k, BIAS, even_k)
     xq = convolved(q_total, newest_q, q_scale, bias, q_channel, column < K, q, BIAS, even_k)
     xv = convolved(v_total, newest_v, v_scale, bias, v_channel, value < V, v, BIAS, even_v)
-    output, _, tile = token_step(tile, xk, xq, xv, g, beta, K, BV, C, E)
+    output, _, tile = token_step(tile, xk, xq, xv, g, beta, K, C, E)
     o += (row * HV + head * SHARE) * V
     tl.store(o + share * V + value, rounded(output, o), mask=value < V)
     tl.debug_barrier()

@@ -87,7 +87,7 @@ def parts_of(x, C: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def load_tiles(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+def load_tile(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
     """The given rows [BV] of a state [V,K] as a tuple of C tensors [BV,E]; zeros outside."""
     tiles = ()
     for c in tl.static_range(C):
@@ -101,9 +101,9 @@ def load_tiles(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
 
 
 @triton.jit
-def store_tiles(state, tiles, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+def store_tile(state, tiles, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
                 E: tl.constexpr):  # fmt: skip
-    """The reverse of `load_tiles`."""
+    """The reverse of `load_tile`."""
     for c in tl.static_range(C):
         column = tl.arange(0, E)[None, :] + c * E
         at = state + value[:, None] * K + column
@@ -191,7 +191,7 @@ def updated(tiles, xk, decay, weighted, C: tl.constexpr):
 
 
 @triton.jit
-def step_tiles(tiles, xk, xq, value, numbers, C: tl.constexpr):
+def tile_step(tiles, xk, xq, value, numbers, C: tl.constexpr):
     """One token on a tile S (tuple of C tensors [R,E]): (o [R], u [R], S'). xk, xq raw, tuples of [E] float32; value
     [R]; numbers: `token_numbers`.
 
@@ -220,17 +220,17 @@ def in_rows(parts, C: tl.constexpr):
 
 
 @triton.jit
-def token_tiles(tiles, xk, xq, value, g, beta, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """`step_tiles` for a single token whose raw rows xk, xq [C,E] have just been computed: the same bits."""
+def token_step(tiles, xk, xq, value, g, beta, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """`tile_step` for a single token whose raw rows xk, xq [C,E] have just been computed: the same bits."""
     xk, xq = parts_of(xk.to(tl.float32), C, E), parts_of(xq.to(tl.float32), C, E)
     square_k, square_q, shared = token_sums(in_rows(xk, C), in_rows(xq, C), C)
     numbers = token_numbers(tl.sum(square_k, 0), tl.sum(square_q, 0), tl.sum(shared, 0), g, beta, K)
-    return step_tiles(tiles, xk, xq, value, numbers, C)
+    return tile_step(tiles, xk, xq, value, numbers, C)
 
 
 @triton.jit
-def factor_tiles(tiles, xk, u, g, C: tl.constexpr):
-    """The update of `step_tiles` from its factors, in the same order: bit for bit the same tile. xk: a tuple of [E]."""
+def factor_step(tiles, xk, u, g, C: tl.constexpr):
+    """The update of `tile_step` from its factors, in the same order: bit for bit the same tile. xk: a tuple of [E]."""
     square = tl.zeros_like(xk[0])[None, :]
     for c in tl.static_range(C):
         square = tl.fma(xk[c][None, :], xk[c][None, :], square)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from specc.backends.triton.kernels.delta_commit import delta_commit_rank_n, delt
 from specc.backends.triton.kernels.delta_order import ancestor_paths, heavy_order
 from specc.backends.triton.kernels.delta_solve import delta_tree_prepare
 from specc.backends.triton.kernels.delta_tree import delta_tree_apply
-from specc.backends.triton.kernels.delta_walk import delta_walk
+from specc.backends.triton.kernels.delta_walk import NUMBERS, delta_walk
 from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
 from specc.backends.triton.ops.delta_tables import (
     CommitConfig,
@@ -24,8 +25,8 @@ from specc.backends.triton.ops.delta_tables import (
 from specc.backends.triton.ops.linear import arrived
 
 Tensor = torch.Tensor
-AHEAD = 32
-"""Rows that a walk over a chain asks for before it starts."""
+BLOCK = 16
+"""Nodes of a chain whose norms and gates a walk computes at once, at least."""
 
 
 class Rows(NamedTuple):
@@ -97,6 +98,17 @@ def outputs_of(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     )
 
 
+def walk_tile(config: WalkConfig, keys: int, values: int) -> tuple[int, int, int, int]:
+    """(rows, parts, columns of a part) of a walk's tile, and the rows of a tensor that gives each thread four numbers.
+
+    A tile has no fewer rows than that: fewer numbers per thread would be another order of sums.
+    """
+    width = power_of_two(keys, 16)
+    across = min(config.e, width)
+    least = 128 * config.warps // across
+    return max(min(config.bv, power_of_two(values)), least), width // across, across, least
+
+
 def launch_walk(
     state: Tensor,
     rows: Rows,
@@ -121,18 +133,23 @@ def launch_walk(
     config = config or walk_config(keys, values, batch * value_heads)
     lanes = order.shape[1] if order is not None and order.dim() == 3 else 1
     steps = nodes if order is None else order.shape[-1]
-    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
-    across = min(config.e, width)
+    block, parts, across, at_once = walk_tile(config, keys, values)
     waiting = pending or Pending(state, state, state, None, state, 0)
     path = waiting.path
     room = 0 if pending is None else pending.k.shape[1]
-    delta_walk[(-(-values // block), value_heads, batch * lanes)](
+    grid = (-(-values // block), value_heads, batch * lanes)
+    size = max(at_once, BLOCK)
+    if order is not None or parent_row is not None:
+        size = power_of_two(max(nodes, steps, at_once))
+    work = torch.empty(math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device)
+    delta_walk[grid](
         state, q, k, v, g, beta,
         state if order is None else order,
         state if parent_row is None else parent_row.contiguous(),
         state if gate is None else gate.a_log,
         state if gate is None else gate.dt_bias,
         state if gate is None else gate.out,
+        work,
         state if table is None else table,
         state if after is None else after,
         o, u, waiting.k, waiting.u, waiting.g,
@@ -141,11 +158,10 @@ def launch_walk(
         room if path is None else path.shape[1], room, heads, value_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
-        K=keys, V=values, BV=block, C=width // across, E=across,
-        NT=min(power_of_two(nodes), AHEAD) if order is None and parent_row is None else power_of_two(max(nodes, steps)),
+        K=keys, V=values, BV=block, C=parts, E=across, NT=size, TB=at_once,
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        DEEP=int(config.deep and nodes > 1), num_warps=config.warps, num_stages=1,
+        AHEAD=int(config.deep and nodes > 1), num_warps=config.warps, num_stages=1,
     )  # fmt: skip
 
 
@@ -289,11 +305,10 @@ def launch_steps(
     heads, values, keys = state.shape[-3:]
     states = state.numel() // (heads * values * keys)
     config = config or walk_config(keys, values, states * heads)
-    block, width = min(config.bv, power_of_two(values)), power_of_two(keys, 16)
-    across = min(config.e, width)
+    block, parts, across, _ = walk_tile(config, keys, values)
     delta_commit_steps[(-(-values // block), heads, states)](
         state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), k.shape[-2], heads,
-        K=keys, V=values, BV=block, C=width // across, E=across, COPY=state is not after,
+        K=keys, V=values, BV=block, C=parts, E=across, COPY=state is not after,
         num_warps=config.warps, num_stages=1,
     )  # fmt: skip
 

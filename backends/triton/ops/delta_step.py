@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from specc.backends.triton.kernels.delta_step import delta_step
-from specc.backends.triton.launch.core import interpreted, power_of_two
+from specc.backends.triton.launch.core import interpreted
 from specc.backends.triton.ops.conv import taps_by_head
-from specc.backends.triton.ops.delta_launch import Finish, Gate, Pending, Rows, launch_tree
+from specc.backends.triton.ops.delta_launch import Finish, Gate, Pending, Rows, launch_tree, walk_tile
 from specc.backends.triton.ops.delta_tables import WalkConfig, walk_config
 from specc.backends.triton.ops.linear import arrived
 
@@ -50,9 +50,8 @@ def delta_step_(
     batch, _, heads, keys = k.shape
     value_heads, values = state.shape[1:3]
     config = config or walk_config(keys, values, batch * value_heads)
-    width = power_of_two(keys, 16)
-    block = min(config.bv, power_of_two(values), max(TILE // width, 1))
-    across = min(config.e, width)
+    block, parts, across, least = walk_tile(config, keys, values)
+    block = max(min(block, TILE // (parts * across)), least)
     room = torch.empty((batch, value_heads, values), dtype=v.dtype, device=v.device)
     out = torch.empty((batch, 1, value_heads, values), dtype=v.dtype, device=v.device)
     beside = not interpreted()
@@ -65,7 +64,7 @@ def delta_step_(
         room, out, arrived(state.device), heads, value_heads, window.shape[2], eps,
         q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
         a.stride(0), a.stride(2), b.stride(0), b.stride(2), gate.stride(0), gate.stride(2),
-        K=keys, V=values, BV=block, C=width // across, E=across, SHARE=value_heads // heads, W=weight.shape[2],
+        K=keys, V=values, BV=block, C=parts, E=across, SHARE=value_heads // heads, W=weight.shape[2],
         RATE=rate, BIAS=bias is not None, LIVE=live is not None, COUNTED=counted is not None, DEPENDENT=beside,
         num_warps=config.warps, num_stages=1, **({"launch_pdl": True} if beside else {}),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Configurations of the delta rule's kernels by geometry: tile sizes, warps, stages.
 
 The bits of the walk (plain decoding and all schedules that go token by token) depend on how its sums over K are split
-between threads: on `e` and `warps`, which are therefore fixed for a geometry. Rows of the state per program may change
-with the number of sequences.
+between threads: on `e`, which is therefore fixed for a geometry. Rows of the state per program, warps, and rows loaded
+ahead may change with the number of sequences.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TreeConfig:
 
 @dataclass(frozen=True, slots=True)
 class WalkConfig:
-    """Token by token: `bv` rows of the state per program, `e` neighbouring columns along the threads; `deep`: rows are
-    loaded two steps ahead."""
+    """Token by token: `bv` rows of the state per program, parts of `e` columns (four of a row in each thread); `deep`:
+    rows are loaded one step ahead, and not when they are needed."""
 
     bv: int
     e: int
@@ -50,8 +50,14 @@ class CommitConfig:
 
 
 WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
-    (128, 128): ((64, WalkConfig(bv=8, e=32, warps=1, deep=True)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
-    (256, 256): ((32, WalkConfig(bv=8, e=32, warps=1)), (ALWAYS, WalkConfig(bv=16, e=32, warps=1))),
+    (128, 128): (
+        (64, WalkConfig(bv=32, e=16, warps=4, deep=True)),
+        (ALWAYS, WalkConfig(bv=64, e=16, warps=4)),
+    ),
+    (256, 256): (
+        (16, WalkConfig(bv=16, e=32, warps=4, deep=True)),
+        (ALWAYS, WalkConfig(bv=32, e=32, warps=4)),
+    ),
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for."""
 COMMIT: Mapping[tuple[int, int], CommitConfig] = {

@@ -21,13 +21,14 @@ from tests.backends.triton.recorded import recording
 
 
 def sums(call: Callable[[], Any]) -> list[str]:
-    """Shape and layout of every tensor that the one kernel of `call` reduces, in order."""
+    """Columns and layout of every matrix whose rows the one kernel of `call` sums, in order; a token prepares one row
+    where a walk prepares several."""
     with recording() as launches:
         call()
     (launch,) = launches
     text = compiled(launch).asm["ttgir"]
     layouts = dict(re.findall(r"^#(\w+) = (#ttg\..*)$", text, re.MULTILINE))
-    found = re.findall(r"\}\) : \(tensor<(\S+), #(.*?)>\) ->", text)
+    found = re.findall(r"\}\) : \(tensor<\d+x(\d+x\w+), #(.*?)>\) ->", text)
     return [f"{shape} {re.sub(r'blocked[0-9]*', lambda m: layouts[m[0]], layout)}" for shape, layout in found]
 
 
