@@ -138,7 +138,7 @@ MODEL_CODES: tuple[Code, ...] = (
         "SPC138",
         "kinds of features that do not fit the layers",
         "`aux_hidden_state_of` is one word for all of `aux_hidden_state_layer_ids`, or a list with a word for each: "
-        "`[8, 15]` of `[readout, output]` feeds the head what layer 8 reads out of its state beside what layer 15 leaves.",
+        "`[8, 15]` of `[readout, output]` feeds the head what layer 8 reads out of its state beside layer 15's output.",
         _EAGLE + "aux_hidden_state_layer_ids: [0, 1], aux_hidden_state_of: [output]}\n",
     ),
     Code(
