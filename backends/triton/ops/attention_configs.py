@@ -75,7 +75,8 @@ STEP = {
 
 On an H200, microseconds a layer in a graph of 30 with 512 committed rows, 9 query heads of 64 (3 of keys), one row:
 with the projections beside it 10.68 for a launch in front, 9.84 without (one token), 11.26 and 10.52 (16 nodes).
-Parts are joined by a second launch: by the last program of a tile it takes 30 to 50 longer for 16 nodes, and not less for one.
+Parts are joined by a second launch: by the last program of a tile it takes 30 to 50 longer for 16 nodes, and not
+less for one.
 """
 
 
