@@ -51,7 +51,7 @@ def attention_steps(module: GraphModule) -> tuple[GraphModule, list[str]]:
     for block in list(modules(made)):
         for node in [item for item in block.graph.nodes if item.target in ATTENTION]:
             try:
-                found = _found(node, block is not made)
+                found = _found(node)
             except _Refused as reason:
                 notes.append(f"{node.name} keeps its rotations and new rows apart: {reason}")
                 continue
@@ -64,8 +64,8 @@ def attention_steps(module: GraphModule) -> tuple[GraphModule, list[str]]:
     return finish(made), notes
 
 
-def _found(node: Node, repeated: bool) -> _Found:
-    """What can be done with the attention `node`, of a loop's body if `repeated`. Raises _Refused."""
+def _found(node: Node) -> _Found:
+    """What can be done with the attention `node`. Raises _Refused."""
     given = named_arguments(node)
     q, caches, length = given["q"], (given["k_cache"], given["v_cache"]), given["length"]
     if given["window"] > 0:
@@ -89,8 +89,7 @@ def _found(node: Node, repeated: bool) -> _Found:
     inside = (*_in_order(q, rows[0]["rows"], *appends),)
     _nothing_between(node, inside, (*operands, length, count, mask), caches)
     scale, fused = given["scale"], given.get("fused", True)
-    quiet = repeated and _quiet(node, inside, operands[:3], (length, *caches))
-    return _Found(inside, (*operands, *caches, length, count, mask, scale, fused, quiet))
+    return _Found(inside, (*operands, *caches, length, count, mask, scale, fused))
 
 
 def _rotation(node: Any, user: Node) -> dict[str, Any]:
@@ -154,16 +153,3 @@ def _nothing_between(node: Node, inside: tuple[Node, ...], operands: tuple[Any, 
             raise _Refused(f"`{item.name}` touches what they read or write")
     if read & held:
         raise _Refused("a new row is read from a cache")
-
-
-def _quiet(node: Node, inside: tuple[Node, ...], rows: tuple[Any, ...], read: tuple[Any, ...]) -> bool:
-    """Whether a kernel in front that may still run when the op starts leaves `read` alone, in a loop's body.
-
-    It is one of the body's: the one that makes `rows`, or another behind it. Outside of loops steps are composed later,
-    and other kernels may come between.
-    """
-    if any(root(item).op != "call_function" for item in rows):
-        return False
-    held = {root(item) for item in read}
-    others = (item for item in node.graph.nodes if item.op == "call_function" and item not in (*inside, node))
-    return not any(touched(item).writes & held for item in others)

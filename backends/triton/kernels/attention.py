@@ -135,12 +135,11 @@ def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, D
 
 @triton.jit
 def part_of(part, first, end, S, BN: tl.constexpr, LEAST: tl.constexpr):
-    """(start, stop, live): the steps of BN columns that are a part of [first, end); only the first `live` have any."""
+    """[start, stop): the steps of BN columns that are a part of [first, end); empty where there is nothing left."""
     # The tail's steps take longer: it counts one more.
     start, count = first // BN, tl.cdiv(end, BN) - first // BN + 1
     parts = tl.minimum(S, tl.cdiv(count, LEAST))
-    stop = start + count * tl.minimum(part + 1, parts) // parts
-    return start + count * tl.minimum(part, parts) // parts, stop, parts
+    return start + count * tl.minimum(part, parts) // parts, start + count * tl.minimum(part + 1, parts) // parts
 
 
 @triton.jit
@@ -151,7 +150,7 @@ def prefetch_part(k_head, v_head, length, part, S, R, C, stride_kr, stride_vr, D
     Nothing depends on what comes: the length may be an old one, rows may still be written. It must not stay in the L1.
     """
     committed = tl.minimum(tl.maximum(tl.load(length, cache_modifier=".cg").to(tl.int32), 1), C)
-    start, _, _ = part_of(part, tl.zeros_like(committed), committed + R, S, BN, LEAST)
+    start, _ = part_of(part, tl.zeros_like(committed), committed + R, S, BN, LEAST)
     row = tl.minimum(start * BN + tl.arange(0, EARLY * BN), committed - 1).to(tl.int64)[:, None]
     line = (tl.arange(0, max(DP // 64, 1)) * 64)[None, :]
     prefetch(k_head + row * stride_kr + line)
@@ -160,19 +159,19 @@ def prefetch_part(k_head, v_head, length, part, S, R, C, stride_kr, stride_vr, D
 
 @triton.jit(do_not_specialize=["tiles", "M", "R", "C", "offset", "window", "HKV", "S"])
 def attention_split(
-    q, k_cache, v_cache, k_tiles, v_tiles, k_new, v_new, table, length, mask, positions, out, partial, lse, arrived,
+    q, k_cache, v_cache, k_tiles, v_tiles, k_new, v_new, table, length, mask, positions, out, partial, lse,
     scale, tiles, M, R, C, offset, window, HKV, S,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
     stride_nb, stride_nr, stride_nh, stride_mb, stride_mm, stride_mr, stride_tb,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr,
-    PAGE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, JOIN: tl.constexpr, MR: tl.constexpr, SP: tl.constexpr,
-    STEP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail by BT.
 
     Grid (tiles * HKV, S, B). Of several parts partial [B,HKV,tiles*BM,S,D] gets o, lse [B,HKV,tiles*BM,S] log2 of the
-    sum of weights (-inf: nothing seen); out [B,M,HKV*G,D]; JOIN: see `leave_part`. Strides are in
+    sum of weights (-inf: nothing seen); out [B,M,HKV*G,D]; SPLIT: see `leave_part`. Strides are in
     elements. TMA: k_tiles, v_tiles are descriptors of the caches as [rows,HKV*D] with boxes of [BN,D].
     """
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -197,7 +196,7 @@ def attention_split(
         low = tl.min(position, 0) - window + 1
     first, clear, end = columns_of(committed, low, tile, M, R, C, offset, G, BM, CAUSAL, WINDOW, BLOCK)
     full = clear // BN
-    start, stop, live = part_of(part, first, end, S, BN, LEAST)
+    start, stop = part_of(part, first, end, S, BN, LEAST)
     top = tl.full([BM], float("-inf"), tl.float32)
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     if not WINDOW:
@@ -218,8 +217,7 @@ def attention_split(
         visible = tail_visible(mask + wide * stride_mb, column, token, position, committed, M, R, offset, window,
                                stride_mm, stride_mr, CAUSAL, WINDOW) & known[None, :]  # fmt: skip
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, visible, q, True)
-    leave_part(acc, total, top, partial, lse, out, arrived, wide, head, tile, part, live, M, HKV, S, tiles, G, D, BM,
-               MR, SP, STEP, JOIN)  # fmt: skip
+    leave_part(acc, total, top, partial, lse, out, wide, head, tile, part, M, HKV, S, tiles, G, D, BM, SPLIT)
 
 
 @triton.jit(do_not_specialize=["tiles", "M", "HKV", "S"])

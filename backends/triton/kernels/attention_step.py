@@ -1,4 +1,4 @@
-"""A layer's attention in one launch: rotary embeddings, new rows of the cache, parts of the columns, and their join.
+"""A layer's attention in one launch: rotary embeddings, new rows of the cache, and parts of the columns.
 
 A program rotates its queries when it loads them. New keys are rotated by every program that looks at them, from the
 projection itself: nobody reads from the cache what another program of the launch writes. The tile of the last rows
@@ -46,46 +46,36 @@ def new_columns(k_rows, v_rows, k_head, v_head, cos, sin, here, known, committed
 
 @triton.jit(do_not_specialize=["tiles", "M", "C", "HKV", "S"])
 def attention_step(
-    q, k_new, v_new, cos, sin, k_cache, v_cache, k_tiles, v_tiles, length, count, mask, out, partial, lse, arrived,
+    q, k_new, v_new, cos, sin, k_cache, v_cache, k_tiles, v_tiles, length, count, mask, out, partial, lse,
     scale, tiles, M, C, HKV, S,
     stride_qb, stride_qm, stride_qh, stride_nb, stride_nm, stride_nh,
     stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh, stride_mb, stride_mm, stride_mr,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, COUNT: tl.constexpr, TMA: tl.constexpr,
-    EARLY: tl.constexpr, JOIN: tl.constexpr, MR: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr,
-    QUIET: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns [0, length + M); see `attention_split`.
 
     q [B,M,HKV*G,D], k_new, v_new [B,M,HKV,D], not yet rotated; cos, sin [B,M,D/2]. Rows j < count[b] of the new ones
-    (without COUNT: all) go to rows length[b] + j of the caches. Grid (tiles * HKV, S, B). JOIN: see
-    `leave_part`. QUIET: the kernel in front writes neither lengths nor committed rows, and all others have ended when
-    this one starts; a part's first rows are then read beside it (with TMA).
+    (without COUNT: all) go to rows length[b] + j of the caches. Grid (tiles * HKV, S, B). SPLIT: see
+    `leave_part`.
     """
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     part, b = tl.program_id(1), tl.program_id(2)
     wide = b.to(tl.int64)
     k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
-    if PDL and not QUIET:
+    if PDL:
         if EARLY > 0:
             prefetch_part(k_head, v_head, length + b, part, S, M, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     packed = tile * BM + tl.arange(0, BM)
-    token, committed = packed // G, tl.load(length + b, cache_modifier=".cg").to(tl.int32)
+    token, committed = packed // G, tl.load(length + b).to(tl.int32)
     end = committed + M
     if CAUSAL:
         end = committed + tl.minimum((tile * BM + BM - 1) // G, M - 1) + 1
     full = committed // BN
-    start, stop, live = part_of(part, tl.zeros_like(committed), end, S, BN, LEAST)
-    last = tl.minimum(stop, full)
-    if QUIET:
-        # Not used where it is not committed: descriptors end at the cache's end.
-        k_first = whole_tile(k_tiles, k_head, length, b, head, start * BN, C, stride_kr, D, DP, BN, 0, True)
-        v_first = whole_tile(v_tiles, v_head, length, b, head, start * BN, C, stride_vr, D, DP, BN, 0, True)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
+    start, stop = part_of(part, tl.zeros_like(committed), end, S, BN, LEAST)
     kept = M
     if COUNT:
         kept = tl.load(count + b).to(tl.int32)
@@ -94,12 +84,7 @@ def attention_step(
     d = tl.arange(0, DP)
     q_rows = q + wide * stride_qb + token * stride_qm + (head * G + packed % G) * stride_qh
     x = rotated_rows(q_rows, wide * M + token, cos, sin, token < M, q, D, DP)
-    following = start
-    if QUIET:
-        if start < last:
-            acc, top, total = softmax_step(x, k_first, v_first, acc, top, total, scale, d, q, False)
-        following = start + 1
-    for step in tl.range(following, last):
+    for step in tl.range(start, tl.minimum(stop, full)):
         k = whole_tile(k_tiles, k_head, length, b, head, step * BN, C, stride_kr, D, DP, BN, 0, TMA)
         v = whole_tile(v_tiles, v_head, length, b, head, step * BN, C, stride_vr, D, DP, BN, 0, TMA)
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
@@ -118,5 +103,4 @@ def attention_step(
         visible = tail_visible(mask + wide * stride_mb, column, token, token, committed, M, M, 0, 0, stride_mm,
                                stride_mr, CAUSAL, False) & known[None, :]  # fmt: skip
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, visible, q, True)
-    leave_part(acc, total, top, partial, lse, out, arrived, wide, head, tile, part, live, M, HKV, S, tiles, G, D, BM,
-               MR, SP, STEP, JOIN)  # fmt: skip
+    leave_part(acc, total, top, partial, lse, out, wide, head, tile, part, M, HKV, S, tiles, G, D, BM, SPLIT)

@@ -15,15 +15,12 @@ from specc.backends.triton.kernels.attention import attention_merge, attention_s
 from specc.backends.triton.kernels.attention_inputs import close_ancestors, rope_angles, rotate_halves
 from specc.backends.triton.launch.core import interpreted, power_of_two
 from specc.backends.triton.ops.attention_configs import MOST_PARTS, AttentionConfig, attention_config
-from specc.backends.triton.ops.linear import COUNTERS, arrived
 from specc.ir.ops.attention import rope_frequencies
 
 Tensor = torch.Tensor
 LOG2E = 1.4426950408889634
 MERGED = 4096
 """Elements that the merge has in flight."""
-JOINED = 16384
-"""As many as the last program of a tile has in flight."""
 MOST_TOKENS = 64
 """Tokens of a decoding step, at most; more are a prompt."""
 BULK = 16
@@ -32,9 +29,6 @@ HEAD_BLOCK = 8
 """Heads that one program rotates, at most."""
 CLIMBING = 16
 """Nodes of one program that climb the tree, at most."""
-
-
-UNJOINED = {"MR": 1, "SP": 1, "STEP": 1}
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
@@ -77,40 +71,33 @@ def merge_parts(partial: Tensor, lse: Tensor, out: Tensor, shared: int, tiles: i
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How the parts of `tiles` tiles a KV head are joined, and where they lie until then; see `leave_part`."""
+    """Parts of `tiles` tiles a KV head, and where they lie until they are joined; see `leave_part`.
+
+    By a second launch: a dependent one costs less than a last program that joins what the others have left.
+    """
 
     tiles: int
     parts: int
-    how: int
     partial: Tensor
     lse: Tensor
-    counters: Tensor
-    constants: dict[str, int]
 
     def finish(self, out: Tensor, shared: int, rows: int) -> None:
-        """The second launch, where it takes one."""
-        if self.how == 2:
+        """The second launch, where there are several parts."""
+        if self.parts > 1:
             merge_parts(self.partial, self.lse, out, shared, self.tiles, self.parts, rows)
 
 
 def joining(out: Tensor, shared: int, columns: int, config: AttentionConfig) -> Joining:
     """For out [B,M,Hq,D] over so many columns of `shared` KV heads."""
     batch, tokens, heads, dim = out.shape
-    packed = tokens * heads // shared
-    tiles, padded = -(-packed // config.rows), power_of_two(dim, 16)
+    tiles = -(-(tokens * heads // shared) // config.rows)
     parts = parts_of(config, batch * shared * tiles, columns)
-    most = power_of_two(min(packed, config.rows))
-    rounds = power_of_two(parts)
-    how, partial, lse, counters = 0, out, out, out
+    partial = lse = out
     if parts > 1:
         places = batch * shared * tiles * config.rows * parts
         partial = torch.empty(places * dim, dtype=torch.float32, device=out.device)
         lse = torch.empty(places, dtype=torch.float32, device=out.device)
-        inside = most * parts * dim <= config.merge and batch * shared * tiles <= COUNTERS
-        how, counters = (1, arrived(out.device)) if inside else (2, out)
-    step = min(rounds, max(1, JOINED // (most * padded)))
-    constants = {"JOIN": how, "MR": most, "SP": rounds, "STEP": step} if how == 1 else UNJOINED | {"JOIN": how}
-    return Joining(tiles, parts, how, partial, lse, counters, constants)
+    return Joining(tiles, parts, partial, lse)
 
 
 def attend(
@@ -156,13 +143,13 @@ def attend(
     attention_split[(join.tiles * shared, join.parts, batch)](
         q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, join.partial, join.lse,
-        join.counters, scale * LOG2E, join.tiles, tokens, rows, capacity, offset, window, shared, join.parts,
+        scale * LOG2E, join.tiles, tokens, rows, capacity, offset, window, shared, join.parts,
         *q.stride()[:3], *k_strides, *v_strides, *k_new.stride()[:3], *bits.stride()[:3],
         0 if table is None else table.stride(0),
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
         TMA=k_tiles is not None and v_tiles is not None, EARLY=config.early,
-        BLOCK=fresh is None and tokens > MOST_TOKENS, PDL=pdl, **join.constants,
+        SPLIT=join.parts > 1, BLOCK=fresh is None and tokens > MOST_TOKENS, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     join.finish(out, shared, config.rows)

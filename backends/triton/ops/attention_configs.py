@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 class AttentionConfig:
     """`rows` of a tile, `bn` columns a step, `bt` in the tail with `ahead` stages; `programs` at once on the device;
     `least` steps for a part of the columns; `tma`: bulk copies; `early` steps asked for while the kernel in front runs
-    (a power of two or 0); `merge`: floats of a tile's parts up to which its last program joins them (0: never, a second
-    launch does); `step`: rotary embeddings and new rows of the caches in the same launch; `eager`: it reads a part's
-    first rows while the kernel in front runs, where that one leaves them alone.
+    (a power of two or 0); `step`: rotary embeddings and new rows of the caches in the same launch.
     """
 
     rows: int
@@ -24,9 +22,7 @@ class AttentionConfig:
     ahead: int = 2
     tma: bool = True
     early: int = 0
-    merge: int = 0
     step: bool = False
-    eager: bool = False
 
 
 ALWAYS = 1 << 30

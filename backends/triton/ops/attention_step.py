@@ -33,13 +33,12 @@ def rope_attention_(
     mask: Tensor | None,
     scale: float,
     fused: bool = True,
-    quiet: bool = False,
     config: AttentionConfig | None = None,
 ) -> Tensor:
     """Attention of q [B,M,Hq,D], rotated by cos, sin [B,M,D/2], over cache rows [0, length[b]) and new rows k, v
     [B,M,Hkv,D], whose first count[b] (None: all), rotated too, become rows length[b] + j of the caches [B,C,Hkv,D].
 
-    `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own. `quiet`: see `specc.ir.ops`.
+    `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own.
     """
     k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
     q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
@@ -58,12 +57,12 @@ def rope_attention_(
     pdl, bulk = not interpreted(), k_tiles is not None and v_tiles is not None
     attention_step[(join.tiles * shared, join.parts, batch)](
         q, k, v, cos, sin, k_cache, v_cache, k_tiles or q, v_tiles or q, length, length if count is None else count,
-        bits, out, join.partial, join.lse, join.counters,
+        bits, out, join.partial, join.lse,
         scale * LOG2E, join.tiles, tokens, capacity, shared, join.parts,
         *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], *bits.stride()[:3],
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
-        CAUSAL=mask is None, COUNT=count is not None, TMA=bulk, QUIET=quiet and bulk and config.eager,
-        EARLY=config.early, PDL=pdl, **join.constants,
+        CAUSAL=mask is None, COUNT=count is not None, TMA=bulk,
+        EARLY=config.early, SPLIT=join.parts > 1, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     join.finish(out, shared, config.rows)

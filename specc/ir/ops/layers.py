@@ -105,7 +105,7 @@ def short_conv_(
 
 @op(
     "rope_attention_(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor length, Tensor? count, Tensor? mask, float scale, bool fused=True, bool quiet=False) -> Tensor",
+    "Tensor length, Tensor? count, Tensor? mask, float scale, bool fused=True) -> Tensor",
     fake=lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
     levels=_BUFFER,
     indices=(IndexOperand("length", "k_cache", 1),),
@@ -124,13 +124,9 @@ def rope_attention_(
     mask: torch.Tensor | None,
     scale: float,
     fused: bool = True,
-    quiet: bool = False,
 ) -> torch.Tensor:
     """`rope` of q [B,M,Hq,D] and k [B,M,Hkv,D], `append_rows_` of k and v at `length`, and `tree_attention_cached`
     with `mask` bool [B,M,M] (None: `causal_attention_cached`), without a window.
-
-    `quiet`: neither `length` nor cache rows below it are written from the node on that makes q, k or v; no value
-    depends on it.
     """
     append_rows_(k_cache, rope(k, cos, sin), length, count)
     append_rows_(v_cache, v, length, count)
