@@ -49,7 +49,7 @@ class Weight:
     that many tensors, and `{layer}` stands for decoder layer first_layer + i * layer_step in tensor i (a stack whose
     layers repeat with a period has one weight per position). With `experts` > 0 every tensor is the concatenation over
     all experts, `{expert}` in the names: expert 0's sources, then expert 1's. `model` says which folder. `form` is what
-    the loader makes of the stored tensor in `dtype` (FORMS in backends/printing/runtime/prepared.py; "": nothing);
+    the loader makes of the stored tensor in `dtype` (`prepared` in backends/printing/runtime/prepared.py; "": nothing);
     `shape` is that of the result.
     """
 

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from specc.spec import LoadedSpec, from_mapping, to_mapping
+from specc.spec.names import RECURRENT_FAMILIES
 
 VOCABULARY = 61
 DRAFT_VOCABULARY = 41
@@ -174,7 +175,7 @@ def reduced_mapping(loaded: LoadedSpec, head_dim: int = HEAD_DIM) -> dict[str, A
     if sampling.get("top_k"):
         sampling["top_k"] = min(sampling["top_k"], 12)
     runtime = mapping["runtime"]
-    runtime |= {"dtype": "float64", "state_dtype": "float64"}
+    runtime |= {"dtype": "float64", "state_dtype": "float64" if target["family"] in RECURRENT_FAMILIES else "float32"}
     runtime["max_sequence_length"] = min(SEQUENCE_LENGTH, runtime["max_sequence_length"])
     runtime["max_batch_size"] = MAX_BATCH_SIZE
     return mapping

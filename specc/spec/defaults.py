@@ -98,10 +98,10 @@ def fill_commit(raw: Mapping[str, Any], family: str, draft: Draft | None) -> dic
 
 
 def fill_runtime(raw: Mapping[str, Any], target: Target | None, draft: Draft | None) -> dict[str, Any]:
-    """`runtime`: max_sequence_length is 4096 or what the positions of target and drafter allow; the recurrent state is
-    as wide as a float64 model, else float32."""
+    """`runtime`: max_sequence_length is 4096 or what the positions of target and drafter allow; a recurrent
+    state is as wide as a float64 model, else float32."""
     runtime = {key: value for key, value in raw.items() if value is not None}
-    if runtime.get("dtype") == "float64":
+    if runtime.get("dtype") == "float64" and (target is None or target.family in RECURRENT_FAMILIES):
         _set(runtime, state_dtype="float64")
     if target is not None and draft is not None:
         limits = position_limits(target, draft)

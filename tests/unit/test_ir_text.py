@@ -130,7 +130,7 @@ def test_slots_weights_and_ranges_survive_with_every_field() -> None:
     }
     weights = {
         "w": Weight("w", (4, 4), torch.bfloat16, ("a.weight", "b.weight"), layers=3, model="draft"),
-        "v": Weight("v", (4,), torch.float16, ("v",)),
+        "v": Weight("v", (4,), torch.float16, ("v",), form="plus_one"),
         "e": Weight("e", (8, 4), torch.float32, ("{layer}{expert}",), layers=2, first_layer=1, layer_step=3, experts=2),
     }
     ranges = {"slot:x": ValueRange(-1, 4, "pad"), "input:y": ValueRange(0, BATCH)}
