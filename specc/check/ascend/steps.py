@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +83,8 @@ Runner = Callable[[Any], Callable[..., Tensors]]
 
 def eagerly(graph: Any) -> Callable[..., Tensors]:
     """The graph's function itself, over the NPU's operators or, without torch_npu, their CPU kernels."""
-    if importlib.util.find_spec("torch_npu") is None:
+    known = sys.modules.get("torch_npu")  # lowering leaves a stand-in there, which has no spec
+    if (importlib.util.find_spec("torch_npu") if known is None else known.__spec__) is None:
         cpu.register()
     made: Callable[..., Tensors] = graph
     return made
