@@ -16,7 +16,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("Cast", r"permute\(0, 3, 1, 2\)\.to", "outputs and factors go back to the type that they are stored in"),
     ("Transpose", r"permute\(0, 3, 1, 2\)", "the next product wants nodes before heads again"),
     ("Cast", r"softmax|topk|above|level|weight\.to\(logits|expert|router", _EXPERTS),
-    ("Transpose", r"softmax|router|weight\.t\(|routed|expert|F\.silu\(gate\) \* up", "experts are a batched product with tokens last"),
+    (
+        "Transpose",
+        r"softmax|router|weight\.t\(|routed|expert|F\.silu\(gate\) \* up",
+        "experts are a batched product with tokens last",
+    ),
     ("Transpose", r"index_select|rows\.copy_", "GE gathers along the first dim; rows of a batch are the second"),
     ("Cast", r"seen\.to", "a mask becomes numbers, so that sums over paths are one product"),
     ("Cast", r"to\(torch\.float32\)|\.to\(dtype\)", _FLOAT32),
