@@ -42,12 +42,6 @@ PATH = torch.tensor([[0, 2, 3], [1, 0, 0]])
 STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
-# A recurrent layer between its projections: q, k, v, a, b, gate by key head, and its weights.
-INTO = tuple(random(B, R, HKV, size, seed=size) for size in (D, D, HQ // HKV * 3, 2, 2, HQ // HKV * 3))
-CHANNELS = 2 * HKV * D + HQ * 3
-WIDE, MIXED = random(B, 3, CHANNELS), random(B, R, CHANNELS, seed=1)
-KEPT = tuple(x.clone() for x in FACTORS)
-LAYER = (random(CHANNELS, 1, 4), None, random(HQ), random(HQ, seed=1), random(3))
 HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
 FUSED = tuple(random(B, rows, heads, 16).to(torch.bfloat16) for rows, heads in ((M, HQ), (C, HKV), (C, HKV)))
 
@@ -62,15 +56,6 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "delta_rule_chunk_": [(STATE.clone(), *ROWS, 3)],
     "delta_rule_commit": [(STATE, *FACTORS, PATH, ints(3, 0), form) for form in ("steps", "rank_n")],
     "delta_rule_commit_": [(STATE.clone(), *FACTORS, PATH, ints(3, 0), "rank_n")],
-    "delta_step_": [
-        (STATE.clone(), WIDE.clone(), *(x[:, :1] for x in INTO), *LAYER, None, None, 1.0, 1e-6),
-        (STATE.clone(), WIDE.clone(), *(x[:, :1] for x in INTO), *LAYER, VALID[:, :1], VALID[:, :1, None], 2.0, 1e-6),
-    ],
-    "delta_tree_step_": [
-        (STATE.clone(), WIDE, *INTO, *LAYER, *TREE, *FACTORS, PATH, ints(3, 0), 1, kept, *KEPT, 1.0, 1e-6)
-        for kept in (None, MIXED.clone())
-    ],
-    "gated_norm": [(ROWS[2], random(3), random(B, R, HQ, 3, seed=8), 1e-6)],
     "delta_rule_verify": [(STATE, *ROWS, *tree, "tree") for tree in (TREE, (None, None))],
     "delta_rule_verify_states": [(STATE, *ROWS, *TREE, schedule) for schedule in ("serial", "hybrid", "tree")],
     "delta_rule_verify_pending": [

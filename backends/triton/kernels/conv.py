@@ -17,51 +17,25 @@ from specc.backends.triton.kernels.dot import rounded
 
 
 @triton.jit
-def input_rows(x, window, row, channel, place, inside, stride_xt, C, W: tl.constexpr):
-    """Inputs [BN,BC] in float32: rows >= 0 [BN,1] of x (channels at `place` in a row), or rows -1, -2, … of the window
-    from its end."""
-    new = tl.load(x + row * stride_xt + place, mask=inside & (row >= 0), other=0.0)
+def input_rows(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
+    """Inputs [BN,BC] in float32: rows >= 0 [BN,1] of x, or rows -1, -2, … of the window from its end."""
+    new = tl.load(x + row * stride_xt + channel, mask=inside & (row >= 0), other=0.0)
     old = tl.load(window + (W - 1 + row) * C + channel, mask=inside & (row < 0) & (row > -W), other=0.0)
     return tl.where(row >= 0, new.to(tl.float32), old.to(tl.float32))
 
 
 @triton.jit
-def part_of(q, k, v, channel, first, H, q_head, k_head, v_head, KEYS: tl.constexpr, VALUES: tl.constexpr):
-    """Of channels that all lie in q, in k or in v: (which, 0 to 2; its pointer; the channels' places in a row of it).
-
-    By key head, with a stride for heads: q, k [..,H,KEYS], v [..,H,VALUES]. `first`: the first channel.
-    """
-    which = tl.where(first >= 2 * H * KEYS, 2, tl.where(first >= H * KEYS, 1, 0))
-    key = channel - which * (H * KEYS)
-    value = channel - 2 * H * KEYS
-    by_key = key // KEYS * tl.where(which == 1, k_head, q_head) + key % KEYS
-    by_value = value // VALUES * v_head + value % VALUES
-    x = tl.where(which == 2, v, tl.where(which == 1, k, q))
-    return which, x, tl.where(which == 2, by_value, by_key)
-
-
-@triton.jit
-def tree_conv_nodes(window, x, k, v, weight, bias, parent, y, kept, N, C, H, stride_xb, stride_xt, stride_xh, stride_kb,
-                    stride_kt, stride_kh, stride_vb, stride_vt, stride_vh, W: tl.constexpr, BN: tl.constexpr,
-                    BC: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr,
-                    KEEP: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt, W: tl.constexpr, BN: tl.constexpr,
+                    BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N / BN, B).
 
     x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 the context, node i is i + 1.
-    KEYS > 0: x, k, v are the inputs by key head, [B,N,H,KEYS] twice and [B,N,H,VALUES], and H KEYS is a multiple of BC.
-    KEEP: `kept` [B,N,C] gets the inputs. DEPENDENT: started beside the kernel in front of it, but for the weights.
+    DEPENDENT: started beside the kernel in front of it, but for the weights.
     """
     node = tl.program_id(1) * BN + tl.arange(0, BN)[:, None]
     b = tl.program_id(2).to(tl.int64)
     channel = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
     inside = (channel < C) & (node < N)
-    place = channel
-    if KEYS > 0:
-        which, x, place = part_of(
-            x, k, v, channel, tl.program_id(0) * BC, H, stride_xh, stride_kh, stride_vh, KEYS, VALUES
-        )
-        stride_xb = tl.where(which == 2, stride_vb, tl.where(which == 1, stride_kb, stride_xb))
-        stride_xt = tl.where(which == 2, stride_vt, tl.where(which == 1, stride_kt, stride_xt))
     x += b * stride_xb
     window += b * (W - 1) * C
     total = tl.zeros([BN, BC], tl.float32)
@@ -80,14 +54,12 @@ def tree_conv_nodes(window, x, k, v, weight, bias, parent, y, kept, N, C, H, str
                 row = tl.where(row >= 0, above, row - 1)
             else:
                 row -= 1
-        taken = input_rows(x, window, row, channel, place, inside, stride_xt, C, W)
+        taken = input_rows(x, window, row, channel, inside, stride_xt, C, W)
         total = tl.fma(taken, tl.broadcast_to(scales[tap], [BN, BC]), total)
     if BIAS:
         total += tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)
     out = total / (1.0 + tl.exp(-total))
     tl.store(y + (b * N + node) * C + channel, rounded(out, y), mask=inside)
-    if KEEP:
-        tl.store(kept + (b * N + node) * C + channel, rounded(taken, kept), mask=inside)
 
 
 @triton.jit

@@ -44,12 +44,6 @@ def ancestors(mask, b, N, T: tl.constexpr, MASK: tl.constexpr):
 
 
 @triton.jit
-def columns(C: tl.constexpr, E: tl.constexpr):
-    """[C,E]: the column numbers of K = C E."""
-    return tl.arange(0, C)[:, None] * E + tl.arange(0, E)[None, :]
-
-
-@triton.jit
 def prefetch(lines):
     """Ask for the lines [..] of 128 bytes at these pointers in the L2 cache: they travel while something else runs."""
     if not INTERPRETED:

@@ -207,15 +207,15 @@ def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b
 @triton.jit(do_not_specialize=["N", "P", "ROWS"])
 def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending_k, pending_g, path, count,
                        N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_gb, stride_gt,
-                       stride_bb, stride_bt, stride_gh, stride_bh,
+                       stride_bb, stride_bt,
                        K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
                        W: tl.constexpr, MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr,
                        PDL: tl.constexpr):  # fmt: skip
     """Phase 1, one program per (value head, sequence): the matrix [2T,T], its scalars and the pending part into `work`.
 
     Grid (HV, B), or (HV, B, 2) with R > 0 pending rows at most: the pending part is a program of its own. q, k
-    [B,N,H,K] and g, beta [B,N,HV] with strides for sequence, node and (g, beta) key head; `g_out` [B,N,HV] gets g where
-    the gates are computed here.
+    [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g where the gates are
+    computed here.
     """
     if PDL:
         # Phase 2 reads its own operands before it waits: they are complete when it starts.
@@ -235,9 +235,8 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
             P, ROWS, H, HV, K, T, R, BK, PATH,
         )  # fmt: skip
         return
-    share = hv % (HV // H)
-    g_rows = tl.load(g + b * stride_gb + row * stride_gt + head * stride_gh + share, mask=live, other=0.0)
-    beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + head * stride_bh + share, mask=live, other=0.0)
+    g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
+    beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
     seen = ancestors(mask, b, N, T, MASK)
     gram, cross, square_k, square_q = products(at_k, at_q, live, K, T, BK)
     g_rows, beta_rows = gates(g_rows, beta_rows, a_log, dt_bias, hv, GATE)

@@ -69,24 +69,6 @@ def load_parts(row, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def parts_of(x, C: tl.constexpr, E: tl.constexpr):
-    """The rows of x [C,E] as a tuple."""
-    parts = (tl.trans(x),)
-    for level in tl.static_range(1, 16):
-        if C >> level > 0:
-            halves = ()
-            for place in tl.static_range(1 << (level - 1)):
-                pair = tl.permute(tl.reshape(parts[place], [E, 2, C >> level]), [0, 2, 1])
-                left, right = tl.split(pair)
-                halves = halves + (left, right)
-            parts = halves
-    rows = ()
-    for c in tl.static_range(C):
-        rows = rows + (tl.reshape(parts[c], [E]),)
-    return rows
-
-
-@triton.jit
 def load_tile(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
     """The given rows [BV] of a state [V,K] as a tuple of C tensors [BV,E]; zeros outside."""
     tiles = ()
@@ -208,24 +190,6 @@ def tile_step(tiles, xk, xq, value, numbers, C: tl.constexpr):
     u = beta * tl.fma(-fading, tl.sum(old, 1), value.to(tl.float32))
     weighted = u * norm
     return scale * tl.fma(weighted, shared, decay * tl.sum(read, 1)), u, updated(tiles, xk, decay, weighted, C)
-
-
-@triton.jit
-def in_rows(parts, C: tl.constexpr):
-    """Tensors [1,E] of a tuple of tensors [E]."""
-    rows = ()
-    for c in tl.static_range(C):
-        rows = rows + (parts[c][None, :],)
-    return rows
-
-
-@triton.jit
-def token_step(tiles, xk, xq, value, g, beta, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """`tile_step` for a single token whose raw rows xk, xq [C,E] have just been computed: the same bits."""
-    xk, xq = parts_of(xk.to(tl.float32), C, E), parts_of(xq.to(tl.float32), C, E)
-    square_k, square_q, shared = token_sums(in_rows(xk, C), in_rows(xq, C), C)
-    numbers = token_numbers(tl.sum(square_k, 0), tl.sum(square_q, 0), tl.sum(shared, 0), g, beta, K)
-    return tile_step(tiles, xk, xq, value, numbers, C)
 
 
 @triton.jit

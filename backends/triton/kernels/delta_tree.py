@@ -14,11 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_finish import finish
 from specc.backends.triton.kernels.delta_pending import fold, path_rows
 from specc.backends.triton.kernels.delta_solve import SCALARS, load_chunk, work_size
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
-from specc.backends.triton.kernels.head_norm import ask_ahead
 
 
 @triton.jit
@@ -105,17 +103,14 @@ def fold_held(at_state, tiles, at_pending, keep, weighted, decay, value,
 
 
 @triton.jit(do_not_specialize=["N", "P", "ROWS", "window"])
-def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, count, window, gate, norm, out, k_out, g,
-                     g_out, arrived, eps, N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_vb,
-                     stride_vt, stride_gb, stride_gt, stride_gh,
+def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, H, HV,
+                     stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
                      K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
                      BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     HOLD: tl.constexpr, SHARE: tl.constexpr, FACTORS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                     HOLD: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B). o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K] is written where folds are due.
 
     `work`: what phase 1 wrote. R = 0: nothing is pending; else R >= P, the length of a path through ROWS pending rows.
-    SHARE > 0, value heads per key head: `out` [B,N,HV,V] gets o's norm times silu(gate); FACTORS: k and g [B,N,HV] are
-    kept in k_out and g_out.
     """
     hv, b = tl.program_id(1), tl.program_id(2)
     head = hv // (HV // H)
@@ -140,8 +135,6 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
         rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
         at_u = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
         weighted = tl.load(at_u, mask=keep[None, :] & (value[:, None] < V), other=0.0)
-    if SHARE > 0:
-        ask_ahead(norm, V)
     acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
     if (R > 0) and HOLD:
         tiles = held(at_state, value, waiting >= tl.maximum(window, 1), K, V, BV, BK)
@@ -161,13 +154,5 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
         acc = dot_float32(weighted, near, acc * decay)
     outputs, factors = tail(acc, values, work, N, BV, T)
     at_out = (b * N + row[None, :]).to(tl.int64) * (HV * V) + hv * V + value[:, None]
-    tl.store(o + at_out, rounded(outputs, o), mask=inside)
     tl.store(u + at_out, factors, mask=inside)
-    if SHARE > 0:
-        rows_before = b.to(tl.int64) * N
-        finish(
-            o + rows_before * HV * V, gate + b.to(tl.int64) * stride_gb + head * stride_gh, norm,
-            out + rows_before * HV * V, k + b.to(tl.int64) * stride_kb + head * K, k_out + rows_before * H * K,
-            g + rows_before * HV, g_out + rows_before * HV, arrived, b, head, N, H, HV, eps, stride_kt, stride_gt,
-            K, V, T, SHARE, FACTORS,
-        )  # fmt: skip
+    tl.store(o + at_out, rounded(outputs, o), mask=inside)

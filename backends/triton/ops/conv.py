@@ -21,49 +21,17 @@ def taps(
     """silu of the convolution of x [B,N,C] along each node's path (None: a chain), then `window` [B,W-1,C]."""
     x = x if x.stride(2) == 1 else x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block = min(channels, power_of_two(x.shape[2]))
-    launch_taps(window, (x, x, x), weight, bias, parent_row, y, None, block, nodes, warps)
-    return y
-
-
-def taps_by_head(
-    window: Tensor, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None, parent_row: Tensor,
-    kept: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """`taps` of inputs by key head, q, k [B,N,H,K] and v [B,N,H,G V], numbers of a head side by side: y [B,N,C].
-
-    `kept` [B,N,C] gets the inputs.
-    """
-    batch, nodes, heads, keys = k.shape
-    y = torch.empty((batch, nodes, weight.shape[0]), dtype=q.dtype, device=q.device)
-    # A power of two that divides the channels of q and of k.
-    block = min(CHANNELS, heads * keys & -(heads * keys))
-    launch_taps(window, (q, k, v), weight, bias, parent_row, y, kept, block)
-    return y
-
-
-def launch_taps(
-    window: Tensor, x: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor | None, parent_row: Tensor | None,
-    y: Tensor, kept: Tensor | None, block: int, nodes: int = NODES, warps: int = 4,
-) -> None:  # fmt: skip
-    """The kernel on x [B,N,C] (three times), or on q, k, v by key head."""
-    q, k, v = x
-    batch, count, width = y.shape
-    by_head = q.dim() == 4
-    rows = min(nodes, power_of_two(count))
-    beside = not interpreted()
+    batch, count, width = x.shape
+    block, rows, beside = min(channels, power_of_two(width)), min(nodes, power_of_two(count)), not interpreted()
     tree_conv_nodes[(-(-width // block), -(-count // rows), batch)](
-        window, q, k, v, weight,
+        window, x, weight,
         weight if bias is None else bias,
-        q if parent_row is None else parent_row,
-        y, y if kept is None else kept, count, width, q.shape[2] if by_head else 0,
-        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-        v.stride(0), v.stride(1), v.stride(2),
-        W=weight.shape[2], BN=rows, BC=block, KEYS=k.shape[3] if by_head else 0, VALUES=v.shape[3] if by_head else 0,
-        BIAS=bias is not None, TREE=parent_row is not None,
-        KEEP=kept is not None, DEPENDENT=beside, num_warps=warps, num_stages=1,
-        **({"launch_pdl": True} if beside else {}),
+        x if parent_row is None else parent_row,
+        y, count, width, x.stride(0), x.stride(1),
+        W=weight.shape[2], BN=rows, BC=block, BIAS=bias is not None, TREE=parent_row is not None, DEPENDENT=beside,
+        num_warps=warps, num_stages=1, **({"launch_pdl": True} if beside else {}),
     )  # fmt: skip
+    return y
 
 
 def next_window(window: Tensor, rows: Tensor, path: Tensor | None, count: Tensor | None, after: Tensor) -> None:

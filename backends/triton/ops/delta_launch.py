@@ -22,7 +22,6 @@ from specc.backends.triton.ops.delta_tables import (
     tree_config,
     walk_config,
 )
-from specc.backends.triton.ops.linear import arrived
 
 Tensor = torch.Tensor
 BLOCK = 16
@@ -61,23 +60,7 @@ class Gate(NamedTuple):
     a_log: Tensor
     dt_bias: Tensor
     out: Tensor
-    scale: float = 1
-
-
-class Finish(NamedTuple):
-    """What stands behind the rule in the same launch: `out` [B,N,HV,V] = rms_norm(o) weight silu(gate).
-
-    gate [B,N,H,G V] by key head, weight [V]; with `k_out` [B,N,H,K] and `g_out` [B,N,HV] the rows' k and g [B,N,HV] are
-    kept there, when nobody reads what was there before.
-    """
-
-    gate: Tensor
-    weight: Tensor
-    eps: float
-    out: Tensor
-    k_out: Tensor | None = None
-    g: Tensor | None = None
-    g_out: Tensor | None = None
+    scale: int = 1
 
 
 def side_by_side(x: Tensor) -> Tensor:
@@ -187,10 +170,7 @@ def launch_prepare(
     gate: Gate | None,
     config: TreeConfig,
 ) -> None:
-    """The tree schedule's first phase: the N x N part into `work`.
-
-    g and beta are [B,N,HV], or (raw a and b, with a gate) [B,N,H,G] by key head.
-    """
+    """The tree schedule's first phase: the N x N part into `work`.."""
     q, k, v, g, beta = rows
     batch, nodes, heads, keys = k.shape
     value_heads, tile = v.shape[2], power_of_two(nodes, 16)
@@ -209,8 +189,6 @@ def launch_prepare(
         state if path is None else path,
         waiting.count, nodes, rows_kept if path is None else path.shape[1], rows_kept, heads, value_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
-        g.stride(2) if g.dim() == 4 else value_heads // heads,
-        beta.stride(2) if beta.dim() == 4 else value_heads // heads,
         K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=0 if pending is None else pending_room(pending),
         BK=min(power_of_two(keys, 16), config.prepare_bk),
         W=max(32 * warps, tile),
@@ -220,9 +198,8 @@ def launch_prepare(
 
 
 def launch_apply(
-    state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig,
-    finish: Finish | None = None,
-) -> None:  # fmt: skip
+    state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig
+) -> None:
     """The second phase: the state against all nodes' rows, then what `work` holds."""
     q, k, v, _, _ = rows
     batch, nodes, heads, keys = k.shape
@@ -232,25 +209,14 @@ def launch_apply(
     rows_kept = 0 if pending is None else pending.k.shape[1]
     block = max(min(config.bv, power_of_two(values)), 16)
     beside = not interpreted()
-    gate = q if finish is None else finish.gate
     delta_tree_apply[(-(-values // block), value_heads, batch)](
         state, q, k, v, work, o, u, waiting.k, waiting.u,
         state if path is None else path,
-        waiting.count, waiting.window, gate,
-        state if finish is None else finish.weight,
-        state if finish is None else finish.out,
-        state if finish is None or finish.k_out is None else finish.k_out,
-        state if finish is None or finish.g is None else finish.g,
-        state if finish is None or finish.g_out is None else finish.g_out,
-        state if finish is None else arrived(state.device),
-        0.0 if finish is None else finish.eps,
-        nodes, rows_kept if path is None else path.shape[1], rows_kept,
+        waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        gate.stride(0), gate.stride(1), gate.stride(2),
         K=keys, V=values, T=power_of_two(nodes, 16), R=0 if pending is None else pending_room(pending), BV=block,
         BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None,
-        HOLD=config.hold, SHARE=0 if finish is None else value_heads // heads,
-        FACTORS=False if finish is None else finish.k_out is not None, PDL=beside,
+        HOLD=config.hold, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 
@@ -264,7 +230,6 @@ def launch_tree(
     pending: Pending | None = None,
     gate: Gate | None = None,
     config: TreeConfig | None = None,
-    finish: Finish | None = None,
 ) -> None:
     """The tree schedule in two phases. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
     batch, nodes, value_heads, values = rows.v.shape
@@ -272,7 +237,7 @@ def launch_tree(
     config = config or tree_config(rows.k.shape[3], values, tile, batch * value_heads, pending is not None)
     work = workspace(state, nodes, pending)
     launch_prepare(state, rows, mask, work, pending, gate, config)
-    launch_apply(state, rows, work, o, u, pending, config, finish)
+    launch_apply(state, rows, work, o, u, pending, config)
 
 
 PDL = {"launch_pdl": True}

@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from specc.backends.printing.naming import wanted_name
 from specc.backends.triton.kernels import region_math
-from specc.backends.triton.regions.norms import gated_norm
 from specc.backends.triton.regions.pointwise import cast
 from specc.backends.triton.regions.reduce import masked
 from specc.backends.triton.regions.values import Block, Parts, Unsupported, Value, padded
@@ -265,7 +264,6 @@ def counter_uniform(w: Writer, node: Node) -> Block:
 FUSED: Mapping[Any, Callable[[Writer, Node], Any]] = {
     aten.rms_norm.default: rms_norm,
     aten.topk.default: topk,
-    ops.gated_norm: gated_norm,
     ops.rope: rope,
     ops.rope_tables: rope_tables,
     ops.ancestor_mask: ancestor_mask,

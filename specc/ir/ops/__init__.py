@@ -14,7 +14,6 @@ from specc.ir.ops.delta_buffer import (
     delta_rule_commit_,
     delta_rule_verify_pending_,
 )
-from specc.ir.ops.delta_layer import delta_step_, delta_tree_step_, gated_norm
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
 from specc.ir.ops.layers import (
@@ -60,11 +59,8 @@ __all__ = [
     "delta_rule_verify_pending",
     "delta_rule_verify_pending_",
     "delta_rule_verify_states",
-    "delta_step_",
-    "delta_tree_step_",
     "full_rows",
     "fused_linear",
-    "gated_norm",
     "int_table",
     "iota",
     "joined_rows",

@@ -21,7 +21,6 @@ from specc.backends.triton.ops.delta_launch import (
     launch_walk,
     outputs_of,
 )
-from specc.backends.triton.ops.delta_step import delta_step_, delta_tree_step_
 from specc.backends.triton.ops.delta_tables import PENDING, TREE, WALK
 from tests.backends.triton.recorded import launched
 
@@ -48,10 +47,6 @@ def calls(group: str, keys: int) -> Iterator[tuple[str, Call]]:
             yield f"plain decoding {config}", partial(walk, after=state)
             yield f"tree {config}", partial(walk, parent_row=parent_row, table=state)
             yield f"pending {config}", partial(walk, parent_row=parent_row, table=state, pending=pending)
-    elif name == "layer":
-        for batch in (1, 8, 32):
-            yield f"token {batch}", partial(delta_step_, *token(heads, keys, batch))
-            yield f"nodes {batch}", partial(delta_tree_step_, *tree(heads, keys, batch, nodes))
     elif name == "commit":
         yield "steps", partial(launch_steps, state, state, rows.k, u, rows.g, path, count)
         yield "rank_n", partial(launch_rank_n, state, state, rows.k, u, rows.g, path, count)
@@ -59,38 +54,6 @@ def calls(group: str, keys: int) -> Iterator[tuple[str, Call]]:
         window, x = torch.empty(2, 3, 6144), torch.empty(2, nodes, 6144, dtype=torch.bfloat16)
         yield "tree_conv", partial(conv.tree_conv, window, x, torch.empty(6144, 1, 4), None, parent_row)
         yield "conv_commit", partial(conv.conv_commit, window, x, path, count)
-
-
-def layer(heads: tuple[int, int], keys: int, batch: int, nodes: int) -> tuple[list[torch.Tensor], list[Any]]:
-    """q, k, v, a, b, gate by key head as parts of one projection, and a layer's weights."""
-    channels, values = 2 * heads[0] * keys, heads[1] * keys
-    sizes = [channels // 2, channels // 2, values, heads[1], heads[1], values]
-    rows = torch.empty(batch, nodes, sum(sizes), dtype=torch.bfloat16).split(sizes, dim=-1)
-    weight, small = torch.empty(channels + values, 1, 4, dtype=torch.bfloat16), torch.empty(heads[1])
-    parts = [row.unflatten(-1, (heads[0], -1)) for row in rows]
-    return parts, [weight, None, small, small, torch.empty(keys, dtype=torch.bfloat16)]
-
-
-def token(heads: tuple[int, int], keys: int, batch: int) -> tuple[Any, ...]:
-    """Of `delta_step_`."""
-    parts, weights = layer(heads, keys, batch, 1)
-    state, live = torch.empty(batch, heads[1], keys, keys), torch.empty(batch, 1, dtype=torch.bool)
-    window = torch.empty(batch, 3, weights[0].shape[0], dtype=torch.bfloat16)
-    return (state, window, *parts, *weights, live, live.unsqueeze(-1), 1.0, 1e-6)
-
-
-def tree(heads: tuple[int, int], keys: int, batch: int, nodes: int) -> tuple[Any, ...]:
-    """Of `delta_tree_step_`."""
-    parts, weights = layer(heads, keys, batch, nodes)
-    channels = weights[0].shape[0]
-    state, window = torch.empty(batch, heads[1], keys, keys), torch.empty(batch, 3, channels, dtype=torch.bfloat16)
-    kept = torch.empty(batch, nodes, channels, dtype=torch.bfloat16)
-    mask, parent_row = torch.empty(batch, nodes, nodes, dtype=torch.bool), torch.empty(batch, nodes, dtype=torch.int64)
-    k, u = torch.empty(batch, nodes, heads[0], keys, dtype=torch.bfloat16), torch.empty(batch, nodes, heads[1], keys)
-    path, count = torch.empty(batch, 9, dtype=torch.int64), torch.empty(batch, dtype=torch.int64)
-    factors = (k, u, torch.empty(batch, nodes, heads[1]))
-    pending = (*factors, path, count, 1, kept, *factors)
-    return (state, window, *parts, *weights, parent_row, mask, *pending, 1.0, 1e-6)
 
 
 def operands(heads: tuple[int, int], keys: int, nodes: int) -> tuple[torch.Tensor, Rows]:

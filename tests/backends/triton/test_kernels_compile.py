@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-GROUPS = ("tree 16", "tree 32", "pending 16", "layer", "walk", "commit", "conv")
+GROUPS = ("tree 16", "tree 32", "pending 16", "walk", "commit", "conv")
 
 
 def printed(module: str, *words: object) -> Any:
@@ -32,13 +32,3 @@ def test_configurations_spill_nothing(group: str, keys: int) -> None:
     assert found
     assert {name: used for name, used in found.items() if used["spills"]} == {}
     assert all(16 <= used["registers"] <= 255 and used["shared"] <= 232448 for used in found.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keys", [128, 256])
-@pytest.mark.parametrize("batch", [1, 32])
-def test_a_token_alone_adds_in_the_order_of_a_walk(keys: int, batch: int) -> None:
-    """Norms and products lie in threads alike, so that plain decoding has the bits of a verify by steps."""
-    step, walk = printed("compiled_order", keys, batch)
-    assert walk
-    assert step[: len(walk)] == walk  # behind them comes the norm

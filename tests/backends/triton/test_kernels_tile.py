@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from specc.backends.triton.ops.delta_launch import Rows, launch_walk, outputs_of, walk_tile
 from specc.backends.triton.ops.delta_tables import WALK, WalkConfig
 from tests.backends.triton.test_kernels_compile import printed
-from tests.backends.triton.tile_kernels import one_token, taken_apart
 from tests.backends.triton.trees import Operands, check, exact, operands
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -63,27 +62,6 @@ def test_a_chain_of_more_nodes_than_are_prepared_at_once() -> None:
     plain = by_single_tokens(case, WalkConfig(bv=8, e=16, warps=1))
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     check(case, found[0], found[1], exact(case))
-
-
-def test_a_token_in_registers_has_the_bits_of_the_walk() -> None:
-    case = operands([[0]], [1], heads=(1, 1), sizes=(64, 8))
-    found = walked(case, WalkConfig(bv=8, e=16, warps=1))
-    state, o, u = case.state.clone(), torch.empty(8), torch.empty(8)
-    one_token[(1,)](
-        state, case.k.flatten(), case.q.flatten(), case.v.flatten(), o, u, float(case.g), float(case.beta),
-        K=64, V=8, C=4, E=16, num_warps=1,
-    )  # fmt: skip
-    assert torch.equal(o, found[0].flatten())
-    assert torch.equal(u, found[1].flatten())
-    assert torch.equal(state, found[2])
-
-
-@pytest.mark.parametrize("parts", [1, 2, 8])
-def test_parts_keep_their_order(parts: int) -> None:
-    x = torch.randn(parts, 4)
-    y = torch.empty_like(x)
-    taken_apart[(1,)](x, y, C=parts, E=4)
-    assert torch.equal(x, y)
 
 
 def test_a_thread_has_four_numbers_of_a_part() -> None:
