@@ -12,6 +12,15 @@ import torch
 from specc.diagnostics import DiagnosticError, error
 
 
+def torch_npu_installed() -> bool:
+    """Whether there is a torch_npu to import. What stands in for it while a graph is lowered does not count: it has no
+    spec, which is a ValueError."""
+    try:
+        return importlib.util.find_spec("torch_npu") is not None
+    except ValueError:
+        return False
+
+
 def device_for(target: str, wanted: str | None) -> str:
     """The device for a target: what the user named, else "cuda" for triton, "npu" for ascend where torch_npu is
     installed, and "cpu".
@@ -43,7 +52,7 @@ def device_for(target: str, wanted: str | None) -> str:
 
 def _usual(target: str, interpreted: bool) -> str:
     if target == "ascend":
-        return "npu" if importlib.util.find_spec("torch_npu") is not None else "cpu"
+        return "npu" if torch_npu_installed() else "cpu"
     return "cuda" if target == "triton" and not interpreted else "cpu"
 
 
@@ -56,7 +65,7 @@ def _npu(target: str, device: str, kind: str) -> str:
         if target != "ascend":
             remedy = "compile for `--target ascend`"
             raise DiagnosticError([error("SPC417", f"a {target} module does not run on an NPU", help=remedy)])
-        if importlib.util.find_spec("torch_npu") is None:
+        if not torch_npu_installed():
             remedy = (
                 "install the torch_npu that fits this torch, and CANN; --device cpu runs the same steps without an "
                 "NPU, and `specc doctor --ascend` says what can be checked here"

@@ -7,8 +7,6 @@ a step that verifies, accepts and commits a tree that is given to it instead of 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +19,7 @@ from specc.backends.ascend.harness.lower import Lowered, lower
 from specc.backends.ascend.ops.random import uniform_table
 from specc.backends.ascend.runtime.build import compiler_config
 from specc.check.ascend.half import Half
+from specc.runtime.device import torch_npu_installed
 
 Tensors = tuple[Tensor, ...]
 ACCEPTED = ("path", "accept_length", "bonus", "emitted", "stopped")
@@ -83,8 +82,7 @@ Runner = Callable[[Any], Callable[..., Tensors]]
 
 def eagerly(graph: Any) -> Callable[..., Tensors]:
     """The graph's function itself, over the NPU's operators or, without torch_npu, their CPU kernels."""
-    known = sys.modules.get("torch_npu")  # lowering leaves a stand-in there, which has no spec
-    if (importlib.util.find_spec("torch_npu") if known is None else known.__spec__) is None:
+    if not torch_npu_installed():
         cpu.register()
     made: Callable[..., Tensors] = graph
     return made
