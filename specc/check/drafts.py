@@ -46,15 +46,27 @@ def as_bag(subject: Subject, trees: Sequence[DraftTree], seed: int) -> dict[str,
     if not subject.spec.is_chain:
         bag["parent"] = parent
     if needs_law(subject):
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn((*tokens.shape, subject.vocabulary), generator=generator, dtype=torch.float64)
-        law = torch.softmax(2 * noise, -1)
+        law = torch.softmax(2 * _noise(tokens.shape, subject.vocabulary, seed), -1)
         for row, tree in enumerate(trees):
             for node in range(1, tree.num_nodes):
                 if tree.valid[node]:  # drafted tokens have some mass under their own law
                     law[row, tree.parent[node], tree.tokens[node]] += 0.3
         bag["q_probs"] = subject.as_computed(law / law.sum(-1, keepdim=True))
     return bag
+
+
+def _noise(places: torch.Size, vocabulary: int, seed: int) -> Tensor:
+    """[B,N,V] normal values; a node's are the same however many rows and nodes there are beside it.
+
+    So that a module with fewer nodes, which judges the same chain, judges it by the same law.
+    """
+    rows, nodes = places
+    noise = torch.empty((rows, nodes, vocabulary), dtype=torch.float64)
+    for row in range(rows):
+        generator = torch.Generator().manual_seed(seed + row)
+        for node in range(nodes):
+            torch.randn(vocabulary, generator=generator, dtype=torch.float64, out=noise[row, node])
+    return noise
 
 
 def needs_law(subject: Subject) -> bool:
