@@ -48,8 +48,10 @@ COMPILE_CODES: tuple[Code, ...] = (
     Code(
         "SPC204",
         "a type that the backend does not compute in yet",
-        "The reference backend computes in float32 and float64, and keeps recurrent states in these; the Triton "
-        "backend computes in float32, bfloat16 and float16 and keeps recurrent states in float32.",
+        "The reference backend computes in float32 and float64, and keeps recurrent states in these or in bfloat16; "
+        "the Triton backend computes in float32, bfloat16 and float16 and keeps recurrent states in float32: its "
+        "schedules take a state that is not rounded from token to token. The Ascend backend keeps float32 and bfloat16 "
+        "states.",
         SPEC_START + "runtime: {dtype: bfloat16}\n",
     ),
     Code(

@@ -8,7 +8,7 @@ import torch
 
 from specc.ir.dims import BATCH, CHUNK
 from specc.ir.port import ValueRange
-from specc.lower.stack import IN_MODEL_DTYPE, StateCommit, candidates_of, committed_of, positions, row_shapes
+from specc.lower.stack import StateCommit, candidates_of, committed_of, positions, row_dtype, row_shapes
 from specc.models.bigram import NEXT_TOKEN
 from specc.models.geometry import Geometry
 from specc.models.weights import WeightEntry, weight_table
@@ -101,9 +101,10 @@ def recurrent_slots(
     for position in positions(geometry):
         for name in (*kept, *candidates_of(geometry.delta, commit)) if position.recurrent else ():
             row = shapes[name] if name in kept else (nodes, *shapes[name])
-            of_model = dtype if name in IN_MODEL_DTYPE else state_dtype
             role: Role = "committed" if name in kept else "candidate"
-            declared.append(_layered(position.prefix + name, geometry, row, of_model, role, DOCS[name]))
+            declared.append(
+                _layered(position.prefix + name, geometry, row, row_dtype(name, dtype, state_dtype), role, DOCS[name])
+            )
     return {slot.name: slot for slot in declared}
 
 

@@ -13,9 +13,10 @@ from torch.fx import Node
 
 from specc.ir import ops
 from specc.ir.build import BodyBuilder
+from specc.ir.ops.delta_math import rule_dtype
 from specc.lower.context import LowerContext
 from specc.lower.delta import delta_layer, heads
-from specc.lower.stack import IN_MODEL_DTYPE, Position, candidates_of, committed_of, delta_of, row_shapes
+from specc.lower.stack import Position, candidates_of, committed_of, delta_of, row_dtype, row_shapes
 from specc.lower.step import StepBuilder
 from specc.lower.transformer import attention_layer
 
@@ -63,7 +64,7 @@ def tables(
     shapes = row_shapes(delta_of(model.geometry))
     for name in recorded(ctx) if record else ():
         if not (tree and name == "state_candidate"):
-            dtype = model.dtype if name in IN_MODEL_DTYPE else ctx.state_dtype
+            dtype = row_dtype(name, model.dtype, ctx.state_dtype)
             made[position.prefix + name] = zeros(name, shapes[name], dtype)
     return made
 
@@ -85,7 +86,7 @@ class Mixer:
         """The normed input [B,1,H] -> what the layer adds to the residual stream."""
         geometry = self.ctx.target.geometry
         if self.position.recurrent:
-            dtype = self.ctx.state_dtype
+            dtype = rule_dtype(self.ctx.state_dtype)
             added, self.readout = delta_layer(self.b, hidden, self.weights, geometry, dtype, self.recur)
             return added
         rotary = (self.b["cos"], self.b["sin"])

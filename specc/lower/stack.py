@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from specc.ir.ops.delta_math import rule_dtype
 from specc.models.geometry import DeltaGeometry, Geometry, Layer
 
 StateCommit = Literal["snapshots", "replay", "factors"]
@@ -82,4 +85,11 @@ def row_shapes(delta: DeltaGeometry) -> dict[str, tuple[int, ...]]:
 
 
 IN_MODEL_DTYPE = frozenset({"conv_window", "conv_candidate", "k_input", "v_input", "k_factor"})
-"""Rows of the model's dtype; the others have the state's."""
+STATES = frozenset({"state", "state_candidate"})
+
+
+def row_dtype(name: str, dtype: torch.dtype, state: torch.dtype) -> torch.dtype:
+    """The type of a candidate or of what is committed: the model's, the state's, or what the rule computes in."""
+    if name in IN_MODEL_DTYPE:
+        return dtype
+    return state if name in STATES else rule_dtype(state)

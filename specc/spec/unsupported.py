@@ -21,9 +21,9 @@ DTYPES: dict[str, frozenset[str]] = {
     "mlir": frozenset({"float32", "bfloat16", "float16"}),
 }
 STATE_DTYPES: dict[str, frozenset[str]] = {
-    "reference": frozenset({"float32", "float64"}),
+    "reference": frozenset({"float32", "float64", "bfloat16"}),
     "triton": frozenset({"float32"}),
-    "ascend": frozenset({"float32"}),
+    "ascend": frozenset({"float32", "bfloat16"}),
     "onnx": frozenset({"float32", "float64"}),
     "mlir": frozenset({"float32"}),
 }

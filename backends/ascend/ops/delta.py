@@ -21,6 +21,7 @@ from specc.backends.ascend.ops.delta_math import (
     weights_behind,
 )
 from specc.backends.ascend.ops.rows import rows_in_order, take_rows
+from specc.ir.ops.delta_math import rule_dtype
 
 LONGEST_CHUNK = 64
 
@@ -35,7 +36,7 @@ def solved_tree(
     mask: torch.Tensor | None,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
     """What `solve` gives for all nodes, the normed keys [Z,N,K] and the state's matrices [Z,V,K], Z = B HV."""
-    dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
+    dtype, heads, nodes = rule_dtype(state.dtype), state.shape[1], q.shape[1]
     x = key_rows(unit_rows(torch.cat((q, k), dim=1), dtype, heads, nodes))
     across, keys, before = x.transpose(1, 2), x.narrow(1, nodes, nodes), matrices(state)
     gram, old = torch.bmm(keys, across), torch.bmm(before, across)
@@ -55,11 +56,11 @@ def delta_rule_verify(
     mask: torch.Tensor | None,
     schedule: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each node's step after its own path: (o [B,N,HV,V] in v's dtype, u [B,N,HV,V] in the state's).
+    """Each node's step after its own path: (o [B,N,HV,V] in v's dtype, u [B,N,HV,V] in the rule's).
 
     state [B,HV,V,K]; q, k [B,N,H,K] raw, v [B,N,HV,V], g, beta [B,N,HV]; mask bool [B,N,N] (None: a chain).
     """
-    dtype, heads = state.dtype, state.shape[1]
+    dtype, heads = rule_dtype(state.dtype), state.shape[1]
     (o, u, _, _), _, _ = solved_tree(state, q, k, v, g, beta, mask)
     return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)
 
@@ -76,13 +77,13 @@ def delta_rule_verify_states(
     schedule: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`delta_rule_verify` that also returns every node's state [B,N,HV,V,K]: e^G S + sum_j e^(G - G_j) u_j k_j^T."""
-    dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
+    dtype, heads, nodes = rule_dtype(state.dtype), state.shape[1], q.shape[1]
     (o, u, ratio, decay), keys, before = solved_tree(state, q, k, v, g, beta, mask)
     size, values, width = before.shape
     shares = u.unsqueeze(1) * ratio.transpose(1, 2).unsqueeze(2)
     added = torch.bmm(shares.reshape(size, nodes * values, nodes), keys).reshape(size, nodes, values, width)
     states = decay.reshape(size, nodes, 1, 1) * before.unsqueeze(1) + added
-    states = states.reshape(-1, heads, nodes, values, width).transpose(1, 2).contiguous()
+    states = states.reshape(-1, heads, nodes, values, width).transpose(1, 2).contiguous().to(state.dtype)
     return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype), states
 
 
@@ -99,7 +100,7 @@ def delta_rule_chunk(
 
     A token with g = beta = 0 leaves the state as it is.
     """
-    dtype, heads = state.dtype, state.shape[1]
+    dtype, heads = rule_dtype(state.dtype), state.shape[1]
     tile, outputs, factors = matrices(state), [], []
     for first in range(0, v.shape[1], chunk):
         size = min(chunk, v.shape[1] - first)
@@ -116,7 +117,7 @@ def delta_rule_chunk(
         tile = torch.addcmul(torch.bmm(u * left, rows), tile, decay.narrow(2, size - 1, 1))
         outputs.append(unfolded(o, heads, v.dtype))
         factors.append(unfolded(u, heads, dtype))
-    after = tile.reshape(state.shape)
+    after = tile.reshape(state.shape).to(state.dtype)
     if len(outputs) == 1:
         return outputs[0], factors[0], after
     return torch.cat(outputs, dim=1), torch.cat(factors, dim=1), after
@@ -148,13 +149,13 @@ def delta_rule_commit(
 
     state [B,HV,V,K]; raw k [B,N,H,K], u [B,N,HV,V], g [B,N,HV]; path int64 [B,P], count [B].
     """
-    dtype, heads = state.dtype, state.shape[1]
+    dtype, heads = rule_dtype(state.dtype), state.shape[1]
     node = path.clamp(0, k.shape[1] - 1)
     live = rows_in_order(path.shape[1], state.device) < count.unsqueeze(1)
     keys, factors, decays = (live_rows(live, take_rows(x, node)) for x in (k, u, g))
     behind, decay = weights_behind(numbers([decays], dtype)[0])
     added = torch.bmm(columns(factors.to(dtype)) * behind, key_rows(unit_rows(keys, dtype, heads, 0)))
-    return torch.addcmul(added, matrices(state), decay).reshape(state.shape)
+    return torch.addcmul(added, matrices(state), decay).reshape(state.shape).to(state.dtype)
 
 
 def delta_rule_verify_pending(
@@ -180,7 +181,7 @@ def delta_rule_verify_pending(
     Pending: raw k [B,R,H,K], u [B,R,HV,V], g [B,R,HV], the first count[b] along path[b] (None: in order). They act as
     further ancestors of all nodes; the states of sequences with count >= max(window, 1) get them, others stay.
     """
-    dtype, heads, nodes = state.dtype, state.shape[1], q.shape[1]
+    dtype, heads, nodes = rule_dtype(state.dtype), state.shape[1], q.shape[1]
     if path is not None:
         node = path.clamp(0, pending_k.shape[1] - 1)
         pending_k, pending_u, pending_g = (take_rows(x, node) for x in (pending_k, pending_u, pending_g))
@@ -201,4 +202,4 @@ def delta_rule_verify_pending(
     stays = (count < max(window, 1)).reshape(-1, 1, 1, 1).expand(-1, heads, 1, 1).reshape(-1, 1, 1)
     added = torch.bmm(factors.masked_fill(stays, 0.0), sources.narrow(1, nodes, rows))
     after = torch.addcmul(added, before, old_decay.masked_fill(stays, 1.0)).reshape(state.shape)
-    return after, unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)
+    return after.to(state.dtype), unfolded(o, heads, v.dtype), unfolded(u, heads, dtype)

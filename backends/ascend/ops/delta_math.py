@@ -1,7 +1,8 @@
 """The UT form of the gated delta rule from batched matmuls (Yang et al., 2024; design of the tree form: SpecLA).
 
 All matrices are those of the equations transposed, [B*HV, source j, target i] or [B*HV, V or K, i]: so a state [V,K]
-and the keys are read as they lie in memory. Everything is float32 (float64 of a float64 state).
+and the keys are read as they lie in memory. Everything is float32 (float64 of a float64 state); a bfloat16 state is
+rounded when it is stored.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from specc.backends.ascend.ops.attention import values
-from specc.ir.ops.delta_math import EPS
+from specc.ir.ops.delta_math import EPS, rule_dtype
 
 
 def unit_rows(x: torch.Tensor, dtype: torch.dtype, value_heads: int, queries: int) -> torch.Tensor:
@@ -124,8 +125,8 @@ def weights_behind(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def matrices(state: torch.Tensor) -> torch.Tensor:
-    """State [B,HV,V,K] as [B*HV,V,K]."""
-    return state.reshape(-1, *state.shape[2:])
+    """State [B,HV,V,K] as [B*HV,V,K], in the type that the rule computes in."""
+    return state.reshape(-1, *state.shape[2:]).to(rule_dtype(state.dtype))
 
 
 def key_rows(x: torch.Tensor) -> torch.Tensor:

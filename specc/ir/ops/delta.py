@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 
 from specc.ir.op import IndexOperand, op
-from specc.ir.ops.delta_math import apply_steps, rows_of, step, take, unit, unit_lower_inverse, weighted_factors
+from specc.ir.ops.delta_math import (
+    apply_steps,
+    rows_of,
+    rule_dtype,
+    step,
+    take,
+    unit,
+    unit_lower_inverse,
+    weighted_factors,
+    widened,
+)
 from specc.ir.recurrence import Recurrence
 from specc.ir.traffic import counted, load_state, store_state
 
@@ -15,7 +25,7 @@ _ROWS = "Tensor state, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta"
 def _chain_fake(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=state.dtype), state.new_empty(state.shape)
+    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=rule_dtype(state.dtype)), state.new_empty(state.shape)
 
 
 @op(
@@ -42,21 +52,21 @@ def delta_rule(
     beta: torch.Tensor,
     ancestors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """T tokens one after the other: (o [B,T,HV,V] in v's dtype, u [B,T,HV,V] in the state's, state').
+    """T tokens one after the other: (o [B,T,HV,V] in v's dtype, u [B,T,HV,V] in the rule's, state').
 
-    state [B,HV,V,K] (float32 or float64), q, k [B,T,H,K] raw (see `delta_math`), v [B,T,HV,V], g (log decay) and beta
-    [B,T,HV]. A token with g = beta = 0 leaves the state as it is. `ancestors` bool [B,T,N]: where `state` is that of a
-    tree node's parent, the node's row of the ancestor mask. It changes nothing here; it is what layer-major needs to
-    compute all nodes at once (insert-tree-masks puts it there).
+    state [B,HV,V,K] (a bfloat16 one is rounded once, when it is stored: the rule computes in float32), q, k [B,T,H,K]
+    raw (see `delta_math`), v [B,T,HV,V], g (log decay) and beta [B,T,HV]. A token with g = beta = 0 leaves the state as
+    it is. `ancestors` bool [B,T,N]: where `state` is that of a tree node's parent, the node's row of the ancestor mask.
+    It changes nothing here; it is what layer-major needs to compute all nodes at once (insert-tree-masks puts it there).
     """
-    rows = rows_of(state, q, k, v, g, beta)
-    state = load_state(state)
+    rows, kept = rows_of(state, q, k, v, g, beta), state.dtype
+    state = widened(load_state(state))
     outputs, factors = [], []
     for t in range(v.shape[1]):
         o, u, state = step(state, rows.q[:, t], rows.k[:, t], rows.v[:, t], rows.g[:, t], rows.beta[:, t])
         outputs.append(o)
         factors.append(u)
-    return torch.stack(outputs, dim=1).to(v.dtype), torch.stack(factors, dim=1), store_state(state)
+    return torch.stack(outputs, dim=1).to(v.dtype), torch.stack(factors, dim=1), store_state(state.to(kept))
 
 
 @op(f"delta_rule_chunk({_ROWS}, int chunk) -> (Tensor, Tensor, Tensor)", fake=_chain_fake)
@@ -71,8 +81,8 @@ def delta_rule_chunk(
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `delta_rule`, `chunk` tokens at a time in UT form (Yang et al., 2024, section 3.3): for prompts."""
-    rows = rows_of(state, q, k, v, g, beta)
-    state = load_state(state)
+    rows, kept = rows_of(state, q, k, v, g, beta), state.dtype
+    state = widened(load_state(state))
     outputs, factors = [], []
     for first in range(0, v.shape[1], chunk):
         part = slice(first, first + chunk)
@@ -90,7 +100,7 @@ def delta_rule_chunk(
         factors.append(u.transpose(1, 2))
         left = (total[..., -1:] - total).exp().unsqueeze(-1)
         state = state * total[..., -1].exp()[..., None, None] + (left * u).transpose(-1, -2) @ keys
-    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(factors, dim=1), store_state(state)
+    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(factors, dim=1), store_state(state.to(kept))
 
 
 @op(
@@ -118,13 +128,13 @@ def delta_rule_commit(
     """
     rows = torch.nonzero(count > 0).flatten()
     after = state.clone()
-    path, tile = path[rows], load_state(state[rows])
-    keys = unit(take(k[rows], path), state.dtype, state.shape[1])
+    path, tile = path[rows], widened(load_state(state[rows]))
+    keys = unit(take(k[rows], path), tile.dtype, state.shape[1])
     values, decays = take(u[rows], path), take(g[rows], path)
     live = torch.arange(path.shape[1], device=path.device) < count[rows].unsqueeze(1)
     if form == "rank_n":
         tile = weighted_factors(keys, values, decays, live).fold(tile)
     else:
         tile = apply_steps(tile, keys, values, decays, live)
-    after[rows] = store_state(tile)
+    after[rows] = store_state(tile.to(state.dtype))
     return after

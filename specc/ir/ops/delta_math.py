@@ -15,7 +15,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of T tokens in the state's dtype, one head per value head.
+    """Rows of T tokens in the rule's dtype, one head per value head.
 
     q, k [B,T,HV,K], v [B,T,HV,V], g, beta [B,T,HV].
     """
@@ -25,6 +25,16 @@ class Rows:
     v: torch.Tensor
     g: torch.Tensor
     beta: torch.Tensor
+
+
+def rule_dtype(state: torch.dtype) -> torch.dtype:
+    """What the rule computes in: the state's type, but float32 for a bfloat16 state, which is rounded when stored."""
+    return torch.promote_types(state, torch.float32)
+
+
+def widened(state: torch.Tensor) -> torch.Tensor:
+    """A state tile as the rule computes with it."""
+    return state.to(rule_dtype(state.dtype))
 
 
 def unit(x: torch.Tensor, dtype: torch.dtype, value_heads: int) -> torch.Tensor:
@@ -38,7 +48,7 @@ def rows_of(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
 ) -> Rows:
     """Operands of an op, prepared."""
-    dtype, heads = state.dtype, state.shape[1]
+    dtype, heads = rule_dtype(state.dtype), state.shape[1]
     scaled = unit(q, dtype, heads) * float(q.shape[-1]) ** -0.5
     return Rows(scaled, unit(k, dtype, heads), v.to(dtype), g.to(dtype), beta.to(dtype))
 

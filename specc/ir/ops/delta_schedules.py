@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specc.ir.ops.delta_math import Factors, Rows, step, unit_lower_inverse
+from specc.ir.ops.delta_math import Factors, Rows, step, unit_lower_inverse, widened
 from specc.ir.traffic import load_state, store_state
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -29,13 +29,19 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The state [B,HV,V,K] that the nodes continue.
+    """The state [B,HV,V,K] that the nodes continue, in the rule's type; in memory states have the type `kept`.
 
     `factors`: further ancestors of every node, which are not in `tile` (the tree schedule only; None: there are none).
     """
 
     tile: torch.Tensor
+    kept: torch.dtype
     factors: Factors | None = None
+
+
+def started(state: torch.Tensor) -> Start:
+    """A start from a committed state, which is read."""
+    return Start(widened(load_state(state)), state.dtype)
 
 
 def chain_tree(like: torch.Tensor) -> Tree:
@@ -53,7 +59,11 @@ def _at(rows: Rows, index: object) -> tuple[torch.Tensor, ...]:
 def _empty(start: Start, rows: Rows, keep: bool) -> Result:
     """Room for the results."""
     shape = (*rows.v.shape[:2], *start.tile.shape[1:])
-    return torch.zeros_like(rows.v), torch.zeros_like(rows.v), start.tile.new_empty(shape) if keep else None
+    return (
+        torch.zeros_like(rows.v),
+        torch.zeros_like(rows.v),
+        start.tile.new_empty(shape, dtype=start.kept) if keep else None,
+    )
 
 
 def replay(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
@@ -68,26 +78,27 @@ def replay(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
     path = torch.sort(tree.mask.to(torch.int64), dim=-1, descending=True, stable=True).indices
     batch, leaf = torch.nonzero(~proper.any(dim=1), as_tuple=True)
     outputs, factors, states = _empty(start, rows, keep)
-    tiles = start.tile[batch]
+    tiles = start.tile[batch].to(start.kept)
     for level in range(nodes):
         going = torch.nonzero(level <= depth[batch, leaf]).flatten()
         row, node = batch[going], path[batch[going], leaf[going], level]
         # The first tile has been loaded already, for one leaf of each sequence.
-        before = tiles[going] if level else _first_tiles(tiles, batch)
-        o, u, after = step(before if level == 0 else load_state(before), *_at(rows, (row, node)))
-        tiles[going] = store_state(after)
+        before = widened(load_state(tiles[going])) if level else _first_tiles(start, batch)
+        o, u, after = step(before, *_at(rows, (row, node)))
+        tiles[going] = store_state(after.to(start.kept))
         outputs[row, node], factors[row, node] = o, u
         if states is not None:
-            states[row, node] = after
+            states[row, node] = after.to(start.kept)
     return outputs, factors, states
 
 
-def _first_tiles(tiles: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+def _first_tiles(start: Start, batch: torch.Tensor) -> torch.Tensor:
     """The committed tiles of all leaves, those of a sequence's second and later leaf loaded once more."""
     again = torch.ones_like(batch, dtype=torch.bool)
     again[1:] = batch[1:] == batch[:-1]
     again[:1] = False
-    load_state(tiles[again])
+    tiles = start.tile[batch]
+    load_state(tiles[again].to(start.kept))
     return tiles
 
 
@@ -106,7 +117,7 @@ def serial(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
     """
     batch, nodes = tree.parent_row.shape
     wanted = _far_children(tree.parent_row)
-    table = start.tile.new_empty((batch, nodes + 1, *start.tile.shape[1:]))
+    table = start.tile.new_empty((batch, nodes + 1, *start.tile.shape[1:]), dtype=start.kept)
     table[:, 0] = start.tile
     outputs, factors, _ = _empty(start, rows, False)
     tile = start.tile
@@ -115,10 +126,10 @@ def serial(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
         branch = torch.nonzero(above != node).flatten()
         if branch.numel():
             tile = tile.clone()
-            tile[branch] = load_state(table[branch, above[branch]])
+            tile[branch] = widened(load_state(table[branch, above[branch]]))
         outputs[:, node], factors[:, node], tile = step(tile, *_at(rows, (slice(None), node)))
         stored = torch.nonzero(wanted[:, node + 1] | keep).flatten()
-        table[stored, node + 1] = store_state(tile[stored])
+        table[stored, node + 1] = store_state(tile[stored].to(start.kept))
     return outputs, factors, table[:, 1:].clone() if keep else None
 
 
@@ -156,15 +167,16 @@ def hybrid(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
         for number, chain in enumerate(chains):
             tile = branches[above[chain[0]]]
             if number:
-                load_state(tile)
+                tile = widened(load_state(tile))
             for node in chain:
                 outputs[b, node], factors[b, node], tile = step(tile, *_at(rows, (b, node)))
+                stored = tile.to(start.kept)
                 if node + 1 in starts:
-                    branches[node + 1] = tile
+                    branches[node + 1] = stored
                 if node + 1 in starts or keep:
-                    store_state(tile)
+                    store_state(stored)
                 if states is not None:
-                    states[b, node] = tile
+                    states[b, node] = stored
     return outputs, factors, states
 
 
@@ -185,7 +197,8 @@ def tree_form(start: Start, rows: Rows, tree: Tree, keep: bool) -> Result:
     states = None
     if keep:
         states = torch.einsum("bhij,bhjv,bhjk->bihvk", ratio, u, keys)
-        states = store_state(states + torch.einsum("bhi,bhvk->bihvk", total.exp(), start.tile)).contiguous()
+        states = states + torch.einsum("bhi,bhvk->bihvk", total.exp(), start.tile)
+        states = store_state(states.to(start.kept)).contiguous()
     return o.transpose(1, 2).contiguous(), u.transpose(1, 2).contiguous(), states
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specc.ir.op import IndexOperand, op
-from specc.ir.ops.delta_math import apply_steps, rows_of, take, unit, weighted_factors
-from specc.ir.ops.delta_schedules import SCHEDULES, Start, Tree, chain_tree
+from specc.ir.ops.delta_math import apply_steps, rows_of, rule_dtype, take, unit, weighted_factors, widened
+from specc.ir.ops.delta_schedules import SCHEDULES, Start, Tree, chain_tree, started
 from specc.ir.traffic import counted, load_state, store_state
 
 _ROWS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? parent_row, Tensor? mask, str schedule"
@@ -22,7 +22,7 @@ def _tree(v: torch.Tensor, parent_row: torch.Tensor | None, mask: torch.Tensor |
 def _verify_fake(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=state.dtype)
+    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=rule_dtype(state.dtype))
 
 
 @op(f"delta_rule_verify(Tensor state, {_ROWS}) -> (Tensor, Tensor)", fake=_verify_fake, indices=_INDICES)
@@ -38,14 +38,14 @@ def delta_rule_verify(
     mask: torch.Tensor | None,
     schedule: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each node's step after its own path: (o [B,N,HV,V] in v's dtype, u [B,N,HV,V] in the state's).
+    """Each node's step after its own path: (o [B,N,HV,V] in v's dtype, u [B,N,HV,V] in the rule's).
 
     state [B,HV,V,K] committed; rows as in `delta_rule`. `parent_row` int64 [B,N] (0: the committed context, node i is
     i + 1) and `mask` bool [B,N,N] (ancestors and self) give the tree; both None: a chain. `schedule`: how the states
     travel (`delta_schedules`); "unscheduled" before select-schedule.
     """
     rows = rows_of(state, q, k, v, g, beta)
-    o, u, _ = SCHEDULES[schedule](Start(load_state(state)), rows, _tree(v, parent_row, mask), False)
+    o, u, _ = SCHEDULES[schedule](started(state), rows, _tree(v, parent_row, mask), False)
     return o.to(v.dtype), u
 
 
@@ -75,7 +75,7 @@ def delta_rule_verify_states(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`delta_rule_verify` that also returns every node's state [B,N,HV,V,K] (`commit.state: snapshots`)."""
     rows = rows_of(state, q, k, v, g, beta)
-    o, u, states = SCHEDULES[schedule](Start(load_state(state)), rows, _tree(v, parent_row, mask), True)
+    o, u, states = SCHEDULES[schedule](started(state), rows, _tree(v, parent_row, mask), True)
     assert states is not None
     return o.to(v.dtype), u, states
 
@@ -133,18 +133,18 @@ def delta_rule_verify_pending(
     """
     if path is None:
         path = torch.arange(pending_k.shape[1], device=state.device).expand(state.shape[0], -1)
-    keys = unit(take(pending_k, path), state.dtype, state.shape[1])
+    keys = unit(take(pending_k, path), rule_dtype(state.dtype), state.shape[1])
     values, decays = take(pending_u, path), take(pending_g, path)
     live = torch.arange(path.shape[1], device=state.device) < count.unsqueeze(1)
     due = count >= max(window, 1)
-    tile = load_state(state)
+    tile = widened(load_state(state))
     factors = weighted_factors(keys, values, decays, live)
     folded = factors.fold(tile) if form == "rank_n" else apply_steps(tile, keys, values, decays, live)
     after = state.clone()
-    after[due] = store_state(folded[due])
+    after[due] = store_state(folded[due].to(state.dtype))
     if schedule == "tree":
-        start = Start(after, weighted_factors(keys, values, decays, live & ~due.unsqueeze(1)))
+        start = Start(widened(after), state.dtype, weighted_factors(keys, values, decays, live & ~due.unsqueeze(1)))
     else:
-        start = Start(torch.where((count > 0)[:, None, None, None], folded, tile))
+        start = Start(torch.where((count > 0)[:, None, None, None], folded, tile), state.dtype)
     o, u, _ = SCHEDULES[schedule](start, rows_of(state, q, k, v, g, beta), _tree(v, parent_row, mask), False)
     return after, o.to(v.dtype), u
