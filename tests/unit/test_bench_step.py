@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specc.bench import step as bench
 from specc.bench.gpu_timing import RATE
 from specc.bench.step_cases import BETWEEN, CASES, floor_of, full_tree, prompt_of
-from specc.bench.step_stand import Launches, Stand, brought_up
+from specc.bench.step_stand import Launches, Stand, brought_up, host_row
 from specc.driver import compile_spec
 from specc.runtime.module import import_source
 from tests.unit.bench_fixtures import Small
@@ -49,6 +49,16 @@ def test_every_form_runs_and_planted_drafts_are_taken(name: str) -> None:
         assert (stand.state.length - length).tolist() == [1, 1]
         stand.step()
         assert (stand.state.length - length).min() >= 2
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_the_decoder_from_the_host_counts_its_steps(speculative: bool) -> None:
+    row = host_row(stand_of("llama"), speculative, steps=4)
+    assert row["us"] > 0 and row["alone_us"] > 0
+    per_step = row["tokens_per_row_step"]
+    assert (1 < per_step <= 8) if speculative else per_step == 1
+    # What two rows get in a step, by the time that the step takes.
+    assert row["tokens_per_second"] == pytest.approx(2 * per_step / row["us"] * 1e6, rel=1e-2)
 
 
 def test_a_case_with_a_head_draws_its_weights_and_drafts() -> None:
