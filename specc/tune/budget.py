@@ -57,6 +57,8 @@ RECORDING, TIMING = 0.4, 0.35
 """Shares of the minutes; the rest is for the check of what was chosen."""
 CHECKED = 0.25
 """Share of the prompts that nothing is chosen by."""
+CHECK_WARM = 4
+"""So many of them are tried while the modules of the check are built: kernels are specialised by prompts' lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _run(job: Job) -> Findings | None:
     aside = int(len(requests) * CHECKED)
     seen, unseen = requests[: len(requests) - aside], requests[len(requests) - aside :]
     build = 60 * options.build_minutes
-    ready = _warmed(job, job.plan, seen[0], FIRST_BUILD * build, recording=True)
+    ready = _warmed(job, job.plan, seen[:1], FIRST_BUILD * build, recorded=seen[: options.rows])
     if options.build_only:
         return None
     session = job.work.open(job.source.with_tree(job.advance, _recording_overrides(options.rows)))
@@ -181,7 +183,7 @@ def _run(job: Job) -> Findings | None:
     points, plain = _points(job, session, ready, seen[0], clock.end(TIMING))
     findings = _chosen(job, evidence, points, plain, (origin, texts, positions))
     wanted = _finalists(findings)
-    built = _warmed(job, [choice.tree for choice in wanted], seen[0], (1 - FIRST_BUILD) * build)
+    built = _warmed(job, [choice.tree for choice in wanted], (unseen or seen)[:CHECK_WARM], (1 - FIRST_BUILD) * build)
     left = [choice for choice in wanted if choice.tree in built]
     checked = _checked(job, session, left, unseen or seen, clock.end(1 - RECORDING - TIMING))
     notes = list(findings.notes)
@@ -189,7 +191,8 @@ def _run(job: Job) -> Findings | None:
         notes.append("too few prompts: the check ran on those that the tree was chosen by")
     if findings.chosen not in left:
         notes.append("the chosen tree was not run: its module was not built in time (--build-minutes)")
-    findings = replace(findings, checked=tuple(checked), notes=tuple(notes))
+    findings = replace(findings, checked=tuple(checked))
+    findings = replace(findings, notes=(*notes, *findings.faster()))
     _write(job, findings)
     return findings
 
@@ -200,16 +203,16 @@ def _recording_overrides(rows: int) -> list[str]:
 
 
 def _warmed(
-    job: Job, trees: Sequence[Tree], request: Request, seconds: float, *, recording: bool = False
+    job: Job, trees: Sequence[Tree], requests: Sequence[Request], seconds: float, *, recorded: Sequence[Request] = ()
 ) -> list[Tree]:
     """The trees whose modules are ready to be run. On a GPU they, and those that record, are compiled and their
-    kernels built in processes of their own; a CPU has nothing to build ahead."""
+    kernels built in processes of their own, by these requests; a CPU has nothing to build ahead."""
     if job.work.target != "triton":
         return list(trees)
-    rows, first = job.options.rows, list[Warm]()
-    if recording:
-        first.append(("recording", warm_recording, (job.work, job.bounds, rows, request)))
-    steps: list[Warm] = [(tree.label, warm_steps, (job.work, tree, request)) for tree in trees]
+    first: list[Warm] = []
+    if recorded:
+        first.append(("recording", warm_recording, (job.work, job.bounds, job.options.rows, recorded)))
+    steps: list[Warm] = [(tree.label, warm_steps, (job.work, tree, requests)) for tree in trees]
     done = Warming([*first, *steps]).run(time.monotonic() + seconds, job.say)
     return [tree for tree in trees if tree.label in done]
 
@@ -233,26 +236,29 @@ class Clock:
 
 
 def _finalists(findings: Findings) -> list[Choice]:
-    """The chosen tree, then the best of the other kinds."""
+    """The chosen tree, the source's, then the best of the other kinds; each once."""
     others = [choice for kind, choice in findings.best.items() if kind != findings.chosen.tree.kind]
-    return [findings.chosen, *others]
+    wanted: list[Choice] = []
+    for choice in (findings.chosen, findings.before, *others):
+        if all(choice.tree != other.tree for other in wanted):
+            wanted.append(choice)
+    return wanted
 
 
-def warm_steps(work: Workplace, tree: Tree, request: Request) -> None:
+def warm_steps(work: Workplace, tree: Tree, requests: Sequence[Request]) -> None:
     """In a process of its own: a few steps of a tree."""
     session = work.open(work.source.with_tree(tree))
-    session.decoder.start([list(request.ids)], 64)
-    session.decoder.step()
-    session.decoder.plain_step()
+    for request in requests:
+        session.decoder.start([list(request.ids)], 64)
+        session.decoder.step()
+        session.decoder.plain_step()
 
 
-def warm_recording(work: Workplace, bounds: Bounds, rows: int, request: Request) -> None:
-    """In a process of its own: a few recorded positions."""
+def warm_recording(work: Workplace, bounds: Bounds, rows: int, requests: Sequence[Request]) -> None:
+    """In a process of its own: a few recorded positions of a batch."""
     job = Job(Options(work.source.path, work.model, Path(), rows=rows), work, bounds, lambda _: None)
     session = work.open(work.source.with_tree(job.advance, _recording_overrides(rows)))
-    _evidence(
-        job, session, [replace(request, number=number) for number in range(rows)], time.monotonic(), positions=3 * rows
-    )
+    _evidence(job, session, requests, time.monotonic(), positions=3 * len(requests))
 
 
 def _evidence(

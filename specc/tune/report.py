@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,17 @@ class Findings:
     margins: Sequence[Margin] = ()
     checked: Sequence[Checked] = ()
     notes: Sequence[str] = field(default=())
+
+    def faster(self) -> list[str]:
+        """A note where another tree was faster on the prompts of the check; nothing is chosen by them."""
+        rates = {one.choice.tree: one.tokens_per_second for one in self.checked}
+        own = rates.get(self.chosen.tree, math.inf)
+        found = [
+            f"{tree.label}{' (the source has it)' if tree == self.before.tree else ''} {rate:.0f}"
+            for tree, rate in rates.items()
+            if rate > own
+        ]
+        return [f"tokens/s on those prompts: the chosen tree {own:.0f}, {', '.join(found)}"] if found else []
 
     def as_json(self) -> dict[str, Any]:
         """In the form of `specc report`: tables, a heat map, a curve; the rows of the grid beside them."""

@@ -108,6 +108,11 @@ class Source:
         return 0
 
 
+def tuned_changes(spec: Path, tuned: Path) -> tuple[str, ...]:
+    """The `--set` lines that give a spec the tree of another one. Raises SpecError."""
+    return tuple(as_overrides(source_tree(load(tuned)).settings(load(spec))))
+
+
 def generous(method: str, top_k: int, steps: int) -> Tree:
     """The tree that keeps every candidate."""
     nodes = dynamic_capacity(method, top_k, steps)

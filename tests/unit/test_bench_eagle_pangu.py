@@ -20,11 +20,13 @@ from specc.report.results import results_of
 from specc.runtime.generate import Request
 from specc.runtime.session import Session
 from specc.spec import load
+from specc.tune.variants import tuned_changes
 from tests.run_support import CONFIG, write_model
 from tests.unit.evaluation_fixtures import write_head, write_prompts
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 CHAINS = (4, 6)
+OWN = (16, 6)
 SPEC = (
     "specc: 1\nname: tiny-eagle\n"
     f"target:\n  family: llama\n  config: {json.dumps(CONFIG)}\n"
@@ -37,7 +39,7 @@ SPEC = (
 
 @pytest.mark.parametrize("spec", ["smollm2-eagle"])
 def test_every_variant_is_a_spec(spec: str, tmp_path: Path) -> None:
-    variants = [*drafters(CHAINS, tmp_path), *ablations(CHAINS)]
+    variants = [*drafters(CHAINS, tmp_path), *ablations(CHAINS, OWN)]
     assert len({item.name for item in variants}) == len(variants)
     own = load(SPECS / f"{spec}.yaml").spec
     for item in variants:
@@ -56,7 +58,7 @@ def test_ablations_change_one_thing() -> None:
         "immediate": ("commit", "update", "immediate"),
         "top-k-2": ("draft", "top_k", 2),
     }
-    for item in ablations(CHAINS):
+    for item in ablations(CHAINS, OWN):
         if item.name in expected:
             section, key, value = expected[item.name]
             changed = load(SPECS / "smollm2-eagle.yaml", list(item.changes)).spec
@@ -185,3 +187,41 @@ def test_a_difference_above_the_bound_fails_the_run(folder: Path, monkeypatch: p
     status, found = run(folder, "--parts", "")
     assert status == 1
     assert found["sets"]["all"]["lossless"]["above_bound"] > 0
+
+
+def test_named_variants_alone_join_an_earlier_run(folder: Path) -> None:
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    before = run(folder, "--parts", "commit", "--bound-positions", "40")[1]
+    kept = folder / "earlier.json"
+    kept.write_text(json.dumps(before).replace(before["commit"], "0ld"), encoding="utf-8")
+    (folder / "tuned.yaml").write_text(SPEC.replace("num_speculative_tokens: 5", "num_speculative_tokens: 3"), "utf-8")
+    shutil.rmtree(folder / "out")
+    more = ("--only", "tuned,immediate", "--tuned", str(folder / "tuned.yaml"), "--earlier", str(kept))
+    status, found = run(folder, *more)
+    assert status == 0
+    assert not any(name.startswith("turns/") for name in found["not_reached"])
+    rows = {(row["name"], row["commit"] == "0ld"): row for row in found["variants"]}
+    assert {name for name, old in rows if not old} == {"own", "tuned", "immediate"}
+    names = {row["name"] for row in before["variants"]}
+    assert {name for name, old in rows if old} == names - {
+        "immediate"
+    }  # its own tree stays: the others compare with it
+    assert rows["tuned", False]["drafted_per_step"] < rows["own", False]["drafted_per_step"]
+    assert found["stages"]["chain-path-index"]["commit"] == "0ld" != found["stages"]["own"]["commit"]
+    assert found["sets"] == before["sets"]
+    assert found["sets_commit"] == "0ld"
+    text = (folder / "out" / "eagle-pangu.md").read_text(encoding="utf-8")
+    assert "Measured at commit 0ld." in text
+    results_of("eagle-pangu", found)
+    for words in (("--only", "no-such-variant"), ("--earlier", str(folder / "spec.yaml"))):
+        with pytest.raises(DiagnosticError, match=r"SPC29[35]"):
+            run(folder, *words)
+
+
+def test_a_tuned_tree_is_a_variant(folder: Path) -> None:
+    spec = SPECS / "smollm2-eagle.yaml"
+    changes = tuned_changes(spec, SPECS / "gdn-15m-eagle.yaml")
+    made = load(spec, list(changes)).spec
+    wanted = load(SPECS / "gdn-15m-eagle.yaml").spec.draft
+    assert (made.draft.tree, made.draft.top_k, made.draft.num_steps) == (wanted.tree, wanted.top_k, wanted.num_steps)
+    assert made.target == load(spec).spec.target

@@ -137,6 +137,13 @@ def test_only_one_thing_changes_and_names_are_unique() -> None:
     assert {one.spec for one in ABLATIONS} == {SET_UP.spec, LOOKUP_SPEC}
 
 
+def test_a_tuned_tree_is_one_more_ablation(tmp_path: Path) -> None:
+    tuned = ("draft.num_speculative_tokens=7",)
+    plan = run.Plan(Setting("cpu", tmp_path, tmp_path, {"aligned": tmp_path}), only="tuned", tuned=tuned)
+    names = [(one.name, one.change) for one in evaluation(tmp_path, plan)._variants()]
+    assert names == [("as shipped", "-"), ("the tree that was tuned", tuned[0])]
+
+
 def evaluation(folder: Path, plan: run.Plan, deadline: float | None = None) -> run.Evaluation:
     return run.Evaluation(plan, Store(folder / "cells"), deadline, lambda _: None, lambda _: None)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from specc.bench.arguments import whole
-from specc.bench.eagle_pangu import plan, tables
+from specc.bench.eagle_pangu import joined, plan, tables
 from specc.bench.eagle_pangu.variants import Variant, ablations, drafters
 from specc.bench.evaluation.cells import Cell
 from specc.bench.evaluation.markdown import write_results
@@ -31,6 +31,7 @@ from specc.bench.evaluation.warm import COMPILE, WARM, prepare
 from specc.diagnostics import DiagnosticError, error
 from specc.runtime.model_folder import find_model
 from specc.spec import load
+from specc.tune.variants import tuned_changes
 
 SPEC = Path(__file__).resolve().parents[2] / "specs" / "smollm2-eagle.yaml"
 NAME = "eagle-pangu"
@@ -51,6 +52,9 @@ class Run:
     chains: tuple[int, ...]
     subset_turns: int
     bigram: Path | None
+    only: tuple[str, ...] = ()
+    tuned: tuple[str, ...] | None = None
+    earlier: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     bound: dict[str, Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -88,34 +92,46 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Everything, as `specc report` reads it."""
-        settings, own = self.settings, self.own_flips()
-        sets = tables.summaries(self.records, self.sets, own)
+        settings = self.settings
+        made = made_by("specc bench eagle-pangu", self.arguments, settings)
+        found, keys = self.whole_sets()
         spec = load(settings.spec).spec
-        heat = tables.budget_map(self.variants, spec.num_nodes, spec.depth)
-        found = [tables.speed_table(sets), tables.lossless_table(sets, self.bound)] if sets else []
-        found += [tables.bar_table(sets, self.stages.get("own"), settings.on_gpu)] if sets else []
-        found += tables.variant_tables(self.variants)
-        found += [tables.stage_table(self.stages)] if self.stages else []
-        shares = {name: item["all"]["speculative"]["per_depth_acceptance"] for name, item in sets.items()}
-        return made_by("specc bench eagle-pangu", self.arguments, settings) | {
+        rows = joined.join_variants(self.variants, str(made.get("commit")), self.earlier)
+        stages = joined.join_stages(self.stages, str(made.get("commit")), self.earlier)
+        heat = tables.budget_map(rows, spec.num_nodes, spec.depth)
+        found += tables.variant_tables(rows)
+        found += [tables.stage_table(stages)] if stages else []
+        return made | {
             "title": TITLE,
             "note": f"Spec {settings.spec.name}: {spec.num_nodes} nodes (the root counts), depth {spec.depth}; "
             f"{settings.dtype}; at most {settings.max_new_tokens} new tokens; no prompt of these sets was trained or "
             "tuned on.",
             "tables": found,
             "heat_maps": [heat] if heat else [],
-            "by_depth": [{"label": name, "shares": part} for name, part in shares.items() if part],
             "bound": self.bound,
-            "sets": sets,
-            "variants": self.variants,
-            "stages": self.stages,
-            "turns": tables.turn_rows(self.records),
+            "variants": rows,
+            "stages": stages,
             "skipped": self.skipped,
-            "peak_memory": self.peak_memory,
             "refused": self.refused,
             "failed": self.failed,
-            "not_reached": self.not_reached,
+            "not_reached": joined.still_missing(self.not_reached, rows, stages, self.earlier),
             "seconds": round(time.monotonic() - self.began, 1),
+            **keys,
+        }
+
+    def whole_sets(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The tables of the whole sets, and the keys behind them; an earlier run's where this one decoded none."""
+        if self.earlier and not self.records:
+            return joined.sets_before(self.earlier)
+        sets = tables.summaries(self.records, self.sets, self.own_flips())
+        found = [tables.speed_table(sets), tables.lossless_table(sets, self.bound)] if sets else []
+        found += [tables.bar_table(sets, self.stages.get("own"), self.settings.on_gpu)] if sets else []
+        shares = {name: item["all"]["speculative"]["per_depth_acceptance"] for name, item in sets.items()}
+        return found, {
+            "sets": sets,
+            "turns": tables.turn_rows(self.records),
+            "by_depth": [{"label": name, "shares": part} for name, part in shares.items() if part],
+            "peak_memory": self.peak_memory,
         }
 
     def write(self) -> list[Path]:
@@ -124,9 +140,19 @@ class Run:
 
 
 def chosen_variants(run: Run) -> list[Variant]:
-    """The variants of the run's parts."""
-    found = [*drafters(run.chains, run.bigram), *ablations(run.chains)]
-    return [item for item in found if item.part in run.parts or (item.name == "own" and run.parts)]
+    """The variants of the run's parts, or those that were named. Raises DiagnosticError (SPC295) for unknown names."""
+    spec = load(run.settings.spec).spec
+    found = [*drafters(run.chains, run.bigram), *ablations(run.chains, (spec.num_nodes, spec.depth), run.tuned)]
+    names = [item.name for item in found]
+    unknown = [name for name in run.only if name not in names]
+    if unknown:
+        message = f"there is no variant `{unknown[0]}` in this run"
+        raise DiagnosticError([error("SPC295", message, help=f"there are {', '.join(names)}")])
+    return [
+        item
+        for item in found
+        if (item.part in run.parts and (not run.only or item.name in run.only)) or (item.name == "own" and run.parts)
+    ]
 
 
 def measure(run: Run) -> None:
@@ -144,6 +170,8 @@ def measure(run: Run) -> None:
         cell = plan.bound_cell(settings, prompts, run.has_head)
         run.bound = run.sweep([cell]).result(cell)
     blocks = plan.decode_cells(settings, own, prompts, run.measured_bound())
+    if run.only:
+        blocks = []
     turns_of(run, blocks[::FIRST_BLOCKS])
     run.write()
     ids = median_prompt(subset)
@@ -213,6 +241,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sets", default="eagle-pangu,humaneval,gsm8k", metavar="NAME,…", help=", ".join(SETS))
     parser.add_argument("--parts", default=",".join(PARTS), metavar="NAME,…", help=f"of the subset: {', '.join(PARTS)}")
     parser.add_argument("--subset-turns", type=whole(1), default=plan.SUBSET_TURNS, metavar="N", help="default: 40")
+    parser.add_argument("--only", default="", metavar="VARIANT,…", help="these on the subset, and no whole sets")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="a spec whose tree is tried on the subset too")
+    parser.add_argument("--earlier", type=Path, metavar="FILE", help="eagle-pangu.json: what is not measured here")
     parser.add_argument("--chains", default="4,6", metavar="N,…", help="lengths of the head's chains (default: 4,6)")
     parser.add_argument("--compile-only", action="store_true", help="keep the modules' sources in the cache and end")
     parser.add_argument("--warm-only", action="store_true", help="the same with their kernels: no head is needed yet")
@@ -231,7 +262,12 @@ def run_of(args: argparse.Namespace, given: list[str]) -> Run:
     bigram = None if args.bigram_model is None else find_model(args.bigram_model).resolve()
     chains = tuple(int(length) for length in args.chains.split(",") if length)
     settings = settings_of(args, "specc bench eagle-pangu", runs=not args.compile_only)
-    return Run(settings, given, sets, parts, chains, args.subset_turns, bigram)
+    return Run(
+        settings, given, sets, parts, chains, args.subset_turns, bigram,
+        only=tuple(name for name in args.only.split(",") if name),
+        tuned=None if args.tuned is None else tuned_changes(settings.spec, args.tuned),
+        earlier={} if args.earlier is None else joined.read_earlier(args.earlier),
+    )  # fmt: skip
 
 
 def modules_of(run: Run, planned: Sequence[plan.Planned]) -> list[plan.Module]:

@@ -170,6 +170,8 @@ def variant_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         ("speed_up_without_loops", "Without loops", 2), ("differences", "Differences"),
         ("above_bound", "Above the bound"),
     )  # fmt: skip
+    if len({row.get("commit") for row in rows}) > 1:
+        heads += columns(("commit", "Measured at"))
     found = []
     for name, title, reported in PARTS:
         mine = [row for row in shown if row["part"] == name and row["name"] != "own"]
@@ -181,12 +183,14 @@ def variant_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def budget_map(rows: Sequence[Mapping[str, Any]], nodes: int, depth: int) -> dict[str, Any] | None:
     """Speed-up by nodes and depth; the spec's own tree is one of its cells."""
-    cells = {(row["nodes"], row["depth"]): row["speed_up"] for row in rows if row["part"] == "budget"}
+    sized = [row for row in rows if row["part"] == "budget" and row["nodes"] is not None]
+    cells = {(row["nodes"], row["depth"]): row["speed_up"] for row in sized}
     if not cells:
         return None
-    for row in rows:
-        if row["name"] == "own":
-            cells[nodes, depth] = row["speed_up"]
+    own = [row for row in rows if row["name"] == "own"]
+    if own:
+        cells[nodes, depth] = own[0]["speed_up"]
+    commits = {str(row.get("commit")) for row in [*own[:1], *sized]}
     down, across = sorted({key[0] for key in cells}), sorted({key[1] for key in cells})
     return {
         "name": "budget",
@@ -196,6 +200,7 @@ def budget_map(rows: Sequence[Mapping[str, Any]], nodes: int, depth: int) -> dic
         "values": [[cells.get((one, other)) for other in across] for one in down],
         "unit": "x",
         "digits": 2,
+        "note": f"Cells of the commits {', '.join(sorted(commits))}." if len(commits) > 1 else "",
     }
 
 
@@ -204,13 +209,16 @@ def stage_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for name, found in stages.items():
         us = found["us"]
-        rows.append({"module": name} | us | {f"{stage}_share": share for stage, share in found["shares"].items()})
+        shares = {f"{stage}_share": share for stage, share in found["shares"].items()}
+        rows.append({"module": name, "at": found.get("commit")} | us | shares)
     heads = columns(
         ("module", "Module"), ("draft", "Draft (us)", 1), ("verify", "Verify (us)", 1), ("accept", "Accept (us)", 1),
         ("commit", "Commit (us)", 1), ("step", "Whole step (us)", 1), ("plain", "Plain step (us)", 1),
         ("draft_share", "Draft", 2), ("verify_share", "Verify", 2), ("accept_share", "Accept", 2),
         ("commit_share", "Commit", 2),
     )  # fmt: skip
+    if len({row["at"] for row in rows}) > 1:
+        heads += columns(("at", "Measured at"))
     how = " ".join({found["how"] for found in stages.values()})
     note = (
         f"How: {how}. Shares are of the sum of the four. Building the tree and its index tables is part of the draft; "

@@ -11,8 +11,12 @@ LOOKUP = (
     "draft={method: prompt_lookup, tree: dynamic, top_k: 3, num_steps: 6, num_speculative_tokens: 15, "
     "ngram: {min: 1, max: 4}}"
 )
-BUDGETS = ((8, 3), (8, 6), (32, 6), (16, 10), (16, 3), (32, 10), (4, 3), (32, 3))
-"""Nodes (the root counts) and depth, the telling ones first; 16 x 6 is the spec's own."""
+BUDGETS = (
+    (8, 3), (8, 6), (32, 6), (16, 10), (16, 3), (16, 6), (32, 10), (4, 3), (32, 3), (4, 6), (8, 10), (4, 10),
+)  # fmt: skip
+"""Nodes (the root counts) and depth, the telling ones first; the spec's own tree is left out."""
+FIRST_BUDGETS = 5
+"""So many of them stand before the other ablations."""
 WINDOWS = (128, 256)
 MARGINS = (2.0, 4.0, 6.0)
 
@@ -64,13 +68,16 @@ def drafters(chains: tuple[int, ...], bigram_folder: Path | None) -> Iterator[Va
     yield Variant("plain", "drafters", "no drafter", ("draft={method: none}", "commit={}"), drafter="none")
 
 
-def ablations(chains: tuple[int, ...]) -> Iterator[Variant]:
-    """One thing switched at a time, in the order of what they tell."""
+def ablations(chains: tuple[int, ...], own: tuple[int, int], tuned: tuple[str, ...] | None = None) -> Iterator[Variant]:
+    """One thing switched at a time, in the order of what they tell. `own`: nodes and depth of the spec's tree; `tuned`:
+    the changes that give the spec a tree which was tuned."""
+    if tuned is not None:
+        yield Variant("tuned", "budget", "the tree that was tuned", tuned)
+    budgets = [budget(*size) for size in BUDGETS if size != own]
     for window in WINDOWS:
         title = f"drafter sees {window} tokens"
         yield Variant(f"window-{window}", "window", title, (f"draft.window={window}",))
-    for nodes, depth in BUDGETS[:5]:
-        yield budget(nodes, depth)
+    yield from budgets[:FIRST_BUDGETS]
     yield Variant("mask-eager", "mask", "eager attention with a mask", ("verify.attention=eager",))
     yield Variant("immediate", "commit", "tree, path index, at once", ("commit={update: immediate}",))
     yield Variant(
@@ -86,8 +93,7 @@ def ablations(chains: tuple[int, ...]) -> Iterator[Variant]:
     for margin in MARGINS:
         changes = (f"draft.prune={{path_log_prob_margin: {margin}}}",)
         yield Variant(f"margin-{margin:g}", "pruning", f"margin {margin:g} nats", changes)
-    for nodes, depth in BUDGETS[5:]:
-        yield budget(nodes, depth)
+    yield from budgets[FIRST_BUDGETS:]
     for count in (2, 8):
         yield Variant(f"top-k-{count}", "top-k", f"{count} children per node", (f"draft.top_k={count}",))
 

@@ -39,6 +39,8 @@ def markdown(result: Result) -> str:
             lines += ["", str(table["note"])]
     for heat in result.get("heat_maps", ()):
         lines += ["", f"## {heat['title']}", "", *heat_lines(heat)]
+        if heat.get("note"):
+            lines += ["", str(heat["note"])]
     return "\n".join(lines) + "\n"
 
 

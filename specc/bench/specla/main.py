@@ -31,8 +31,9 @@ from specc.bench.gpu_timing import COMMIT, WORKERS, gpu, require_gpu
 from specc.bench.results import RESULTS, environment
 from specc.bench.specla.cells import Setting
 from specc.bench.specla.run import PARTS, Evaluation, Found, Plan
-from specc.bench.specla.variants import Drafter
+from specc.bench.specla.variants import SET_UP, Drafter
 from specc.runtime.model_folder import find_model
+from specc.tune.variants import tuned_changes
 
 NAME = "specla"
 
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=whole(1), default=300, metavar="N", help="simulated steps for each p")
     parser.add_argument("--part", action="append", choices=PARTS, help="only these (default: all)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only ablations whose name contains this")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="a spec whose tree is one more ablation")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY.PATH=VALUE",
                         help="a key of every decoded spec")  # fmt: skip
     parser.add_argument("--warm", type=whole(0), metavar="N",
@@ -88,7 +90,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return Plan(
         setting, args.data, args.limit, args.subset, args.part or PARTS,
         tokens=120 if small else 1024, steps=min(args.steps, 60) if small else args.steps,
-        only=args.only, warm=(0 if small else WORKERS) if args.warm is None else args.warm,
+        only=args.only, tuned=None if args.tuned is None else tuned_changes(SET_UP.spec, args.tuned),
+        warm=(0 if small else WORKERS) if args.warm is None else args.warm,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is asked for: `data`, the prompt sets' folder; `subset`, prompts of an ablation; `chances`, values of p;
-    `warm`, processes that compile everything beforehand."""
+    `tuned`, changes that give the set-up a tuned tree; `warm`, processes that compile everything beforehand."""
 
     setting: Setting
     data: Path | None = None
@@ -43,6 +43,7 @@ class Plan:
     chances: Sequence[float] = CHANCES
     positions: int = POSITIONS
     only: str = ""
+    tuned: tuple[str, ...] | None = None
     warm: int = 0
 
     @property
@@ -168,7 +169,8 @@ class Evaluation:
 
     def _variants(self) -> list[Variant]:
         """The ablations whose folders were given and whose name holds what was asked for."""
-        found = [one for one in ABLATIONS if self.plan.only in one.name or one is SET_UP]
+        tuned = [] if self.plan.tuned is None else [Variant("the tree that was tuned", "tree", self.plan.tuned)]
+        found = [one for one in (*ABLATIONS, *tuned) if self.plan.only in one.name or one is SET_UP]
         return [one for one in found if self.plan.setting.has(one)]
 
     def every_module(self) -> list[Cell]:
