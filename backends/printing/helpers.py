@@ -162,8 +162,9 @@ class HelperSources:
         return renames
 
 
-def _names(statement: ast.stmt) -> list[ast.Name]:
-    """The names a definition reads; decorators that are not copied left out."""
+@cache
+def _names(statement: ast.stmt) -> tuple[ast.Name, ...]:
+    """The names that a definition of a source file reads; decorators that are not copied left out."""
     found: list[ast.Name] = []
     stack: list[ast.AST] = [statement]
     while stack:
@@ -174,7 +175,7 @@ def _names(statement: ast.stmt) -> list[ast.Name]:
             if node is statement and field == "decorator_list" and not _decorated(statement):
                 continue
             stack.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, ast.AST))
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+    return tuple(sorted(found, key=lambda node: (node.lineno, node.col_offset)))
 
 
 def _with_value(statement: ast.Assign | ast.AnnAssign, source: str) -> ast.stmt:

@@ -18,11 +18,12 @@ from specc.backends.printing.helpers import HelperSources
 from specc.backends.printing.layout import format_source
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
+from specc.backends.printing.pieces import joined, split
 from specc.backends.printing.regions import Generated
 from specc.backends.printing.runtime import edge, loader, rows, stored
-from specc.backends.printing.specialise import function_names, specialise
+from specc.backends.printing.specialise import function_names, specialised
 from specc.backends.printing.steps import WHOLE_STEPS, print_step, signature
-from specc.backends.printing.tidy import tidy
+from specc.backends.printing.tidy import tidied
 from specc.ir.dims import type_text
 from specc.ir.op import info
 from specc.program import STEPS, DecodeProgram, input_ports, output_ports
@@ -255,7 +256,7 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
     body = "\n\n\n".join(parts)
     if dialect.specialised:
         names = function_names("\n".join(kernels))
-        body = tidy(specialise(body, names), names)
+        body = joined(tidied(specialised(split(body), names), names))
     text = "\n".join([*_header(dialect, program, module), *_imports(sources, body), "", body, ""])
     return with_hash(format_source(text))
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from specc.ir.build import GraphBuilder, output_values, value_of
@@ -41,6 +42,10 @@ _INPLACE_FUNCTIONS = frozenset(
 ) - {operator.is_, operator.is_not}
 
 
+_HAVE_EFFECTS: dict[torch._ops.OpOverload, bool] = {}
+"""Asked for every node of every graph by several passes, while an operator's schema and tags never change."""
+
+
 def is_loop(node: Node) -> bool:
     """True for a structured loop."""
     return node.op == "call_function" and node.target is loop
@@ -65,7 +70,11 @@ def is_impure(node: Node) -> bool:
         return False
     if node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
         return True
-    return node.target in _INPLACE_FUNCTIONS or bool(node.is_impure())
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target in _INPLACE_FUNCTIONS or bool(node.is_impure())
+    if node.target not in _HAVE_EFFECTS:
+        _HAVE_EFFECTS[node.target] = bool(node.is_impure())
+    return _HAVE_EFFECTS[node.target]
 
 
 def modules(module: GraphModule) -> Iterator[GraphModule]:

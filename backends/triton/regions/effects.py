@@ -50,14 +50,14 @@ def _written_by_loop(node: Node) -> Iterator[Node]:
                 yield from (root(found) for found in flat_nodes(outside.get(item, ())))
 
 
-def orders(nodes: list[Node]) -> Mapping[Node, set[Node]]:
-    """Node -> the nodes before it that it must stay behind, because one of the two writes what the other touches."""
-    effects = {node: touched(node) for node in nodes}
+def orders(effects: Mapping[Node, Touched]) -> Mapping[Node, set[Node]]:
+    """Node -> the nodes before it that it must stay behind, because one of the two writes what the other touches;
+    `effects`: what each node touches, in the graph's order."""
     written = frozenset(item for effect in effects.values() for item in effect.writes)
     readers: dict[Node, list[Node]] = {}
     writer: dict[Node, Node] = {}
-    found: dict[Node, set[Node]] = {node: set() for node in nodes}
-    for node in nodes:
+    found: dict[Node, set[Node]] = {node: set() for node in effects}
+    for node in effects:
         for item in (effects[node].reads | effects[node].writes) & written:
             if item in writer:
                 found[node].add(writer[item])

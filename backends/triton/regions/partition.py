@@ -102,7 +102,10 @@ class Partition:
         self.module, self.policy, self.blocked, self.limit, self.small = module, policy, blocked, limit, small
         self.nodes = [node for node in module.graph.nodes if node.op == "call_function" and not is_free(node)]
         self.place = {node: number for number, node in enumerate(self.nodes)}
-        self.orders = orders(self.nodes)
+        self.touched = {node: touched(node) for node in self.nodes}
+        self.orders = orders(self.touched)
+        self.operands = {node: frozenset(anchors((node.args, node.kwargs))) for node in self.nodes}
+        self.owners = {node: frozenset(map(owner, found)) for node, found in self.operands.items()}
         self.groups: list[Group] = []
         self.group_of: dict[Node, Group] = {}
         self.kinds: dict[Node, list[Kind]] = {}
@@ -122,7 +125,9 @@ class Partition:
 
     def behind(self, node: Node, *, printed: bool = False) -> set[Node]:
         """The nodes that must run before this one."""
-        needed = {owner(item) for item in anchors((node.args, node.kwargs), printed=printed)}
+        needed = self.owners[node]
+        if printed:
+            needed = frozenset(owner(item) for item in anchors((node.args, node.kwargs), printed=True))
         return {item for item in needed | self.orders[node] if item in self.group_of}
 
     def possible(self, node: Node) -> list[Kind]:
@@ -162,12 +167,12 @@ class Partition:
         """A kernel reads before it writes, and its programs do not wait for each other."""
         for other in group.nodes:
             first, last = (other, node) if self.place[other] < self.place[node] else (node, other)
-            before, after = touched(first), touched(last)
+            before, after = self.touched[first], self.touched[last]
             if before.writes & (after.reads | after.writes):
                 return False
             if group.kind is not None and group.kind.rows is not None and before.reads & after.writes:
                 return False
-        operands = {item for member in [*group.nodes, node] for item in anchors((member.args, member.kwargs))}
+        operands = self.operands[node].union(*(self.operands[member] for member in group.nodes))
         return len(operands) <= MOST_OPERANDS
 
     def leads_back(self, node: Node, group: Group) -> bool:
