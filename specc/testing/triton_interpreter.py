@@ -1,8 +1,9 @@
-"""Triton's interpreter without its largest cost: it replaces the functions of `triton.language` at every call.
+"""Triton's interpreter without its largest costs. Its results are the same.
 
 Each launch and each call of one kernel by another walks over all members of the language to replace them by interpreted
 ones, and a launch puts them back: about 40% of the time of small kernels. Here they are replaced once and stay, which
-is all right where kernels are interpreted only. The interpreter's results are the same.
+is all right where kernels are interpreted only. And every value has a type and a shape that are worked out anew, most
+of the rest: here they are remembered, as few different ones occur.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import importlib
 from types import FunctionType
 from typing import Any
+
+FIELDS = ("handle", "numel", "type", "dtype", "shape")
+"""What a tensor of the language has, as far as this module knows it."""
 
 
 def keep_patches() -> None:
@@ -29,3 +33,54 @@ def keep_patches() -> None:
         return known._LangPatchScope()
 
     known._patch_lang, known._patches_kept = patched, True
+    _remember_block_types(language.core)
+    _remember_shapes(language.core)
+    if hasattr(known, "_get_np_dtype"):
+        _remember_array_types(known, language.core)
+
+
+def _remember_block_types(core: Any) -> None:
+    plain, found = core.block_type.__init__, dict[tuple[int, tuple[int, ...]], dict[str, Any]]()
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        """The fields of an equal type; each holds its element type, so that the key's identity stays that type's."""
+        if not shape or type(shape[0]) is not int:
+            plain(self, element_ty, shape)
+            return
+        key = (id(element_ty), tuple(shape))
+        if key not in found:
+            plain(self, element_ty, shape)
+            found[key] = dict(self.__dict__)
+        self.__dict__.update(found[key])
+
+    core.block_type.__init__ = init
+
+
+def _remember_shapes(core: Any) -> None:
+    plain, found = core.tensor.__init__, dict[tuple[int, ...], tuple[Any, Any]]()
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        """Size and shape as the language's constants, made once for every shape."""
+        shape = type.shape if type.is_block() else ()
+        if shape in found:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.numel, self.shape = found[shape]
+            return
+        plain(self, handle, type)
+        if sorted(self.__dict__) == sorted(FIELDS):
+            found[shape] = self.numel, self.shape
+
+    core.tensor.__init__ = init
+
+
+def _remember_array_types(known: Any, core: Any) -> None:
+    plain, found = known._get_np_dtype, dict[str, Any]()
+
+    def array_type(of: Any) -> Any:
+        """NumPy's type for a type of the language."""
+        scalar = of.element_ty if isinstance(of, core.block_type) else of
+        if scalar.name not in found:
+            found[scalar.name] = plain(scalar)
+        return found[scalar.name]
+
+    known._get_np_dtype = array_type
