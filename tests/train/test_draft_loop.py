@@ -86,13 +86,14 @@ def test_time_bounds_a_run_and_its_rate_ends_low(stand: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_trains(stand: Path, tmp_path: Path) -> None:
-    """Each takes half of every batch; the losses and the weights are those of one process, up to rounding."""
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_of_a_group_train_what_one_by_itself_trains(stand: Path, tmp_path: Path, count: int) -> None:
+    """Each takes its part of every batch; the losses and the weights are those of one process, up to rounding."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = os.environ | {
-        "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     running = [
         subprocess.Popen(
@@ -103,11 +104,11 @@ def test_two_processes_train_what_one_trains(stand: Path, tmp_path: Path) -> Non
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     outputs = [process.communicate(timeout=300) for process in running]
-    assert [process.returncode for process in running] == [0, 0], outputs
-    assert outputs[1] == ("", "")
+    assert [process.returncode for process in running] == [0] * count, outputs
+    assert outputs[1:] == [("", "")] * (count - 1)
     ours, theirs = log_of(tmp_path), log_of(stand / "whole")
     assert len(ours) == len(theirs)
     for mine, whole in zip(ours, theirs, strict=True):

@@ -1,4 +1,5 @@
-"""Several processes, one per device, as torchrun starts them; or one process, where all of this does nothing."""
+"""Processes, one per device, as torchrun starts them (be it one); or a process by itself, where all of this does
+nothing."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ class World:
         return self.rank == 0
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model with gradients that are averaged over all processes; itself if there is one process."""
-        if self.size == 1:
+        """The model with gradients that are averaged over all processes; itself in a process by itself."""
+        if not dist.is_initialized():
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over all processes, in a new tensor."""
-        if self.size == 1:
+        if not dist.is_initialized():
             return value
         value = value.clone()
         dist.all_reduce(value)
@@ -43,7 +44,7 @@ class World:
 
     def agreed(self, value: float) -> float:
         """The first process's value: clocks differ, and everyone must end at the same step."""
-        if self.size == 1:
+        if not dist.is_initialized():
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.broadcast(shared, 0)
@@ -58,10 +59,10 @@ class World:
 @contextmanager
 def opened(device: str) -> Iterator[World]:
     """The processes that torchrun started (RANK, LOCAL_RANK, WORLD_SIZE), or this one alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if "RANK" not in os.environ:
         yield World(0, 1, torch.device(device))
         return
+    size = int(os.environ["WORLD_SIZE"])
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     here = torch.device("cuda", local) if device == "cuda" else torch.device(device)
     if here.type == "cuda":
