@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 
+from specc.bench.evaluation.cells import code_fingerprint, key_of
 from specc.bench.results import environment, processor
 from specc.diagnostics import DiagnosticError, error
 from specc.output import check_output, write_json, write_text
@@ -21,7 +22,7 @@ from specc.runtime.metrics import run_metrics
 from specc.runtime.model_folder import check_target, find_model
 from specc.runtime.session import Session
 from specc.runtime.tokenizer import Tokenizer
-from specc.spec import LoadedSpec, unsupported
+from specc.spec import LoadedSpec, fingerprint, unsupported
 from specc.spec.text import read_text
 from specc.tune.build import Warm, Warming, Workplace
 from specc.tune.choose import (
@@ -113,6 +114,12 @@ class Job:
         prompts = [[request.number, list(request.ids)] for request in requests]
         more = {"recorder": 1, "tokens": limits.max_new_tokens, "positions": limits.positions, "prompts": prompts}
         return self.kept.inputs(loaded, session, self.work.target, **more)
+
+    def stamp(self, name: str) -> Path:
+        """The file that says that a module of this spec and its kernels were built on this device."""
+        spec = fingerprint(self.source.loaded.spec)
+        made_of = [name, spec, code_fingerprint(), self.kept.device, repr(self.bounds), self.options.rows]
+        return Path(self.options.modules or "") / f"{key_of(made_of)[:24]}.ready"
 
     @property
     def source(self) -> Source:
@@ -213,7 +220,9 @@ def _warmed(
     if recorded:
         first.append(("recording", warm_recording, (job.work, job.bounds, job.options.rows, recorded)))
     steps: list[Warm] = [(tree.label, warm_steps, (job.work, tree, requests)) for tree in trees]
-    done = Warming([*first, *steps]).run(time.monotonic() + seconds, job.say)
+    jobs = [*first, *steps]
+    stamps = {name: job.stamp(name) for name, _, _ in jobs} if job.options.modules else {}
+    done = Warming(jobs, stamps).run(time.monotonic() + seconds, job.say)
     return [tree for tree in trees if tree.label in done]
 
 

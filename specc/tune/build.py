@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specc.diagnostics import DiagnosticError
+from specc.output import make_folder, write_text
 from specc.runtime.module import DecoderLike, import_source
 from specc.runtime.perturb import parse_self_perturbed, perturbed_weights
 from specc.runtime.session import Session, open_session, with_stop_tokens
@@ -78,15 +79,20 @@ def quietly(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
 
 @dataclass(slots=True)
 class Warming:
-    """Processes that run variants once, so that their kernels lie compiled on disk; at most `workers` at once."""
+    """Processes that run variants once, so that their kernels lie compiled on disk; at most `workers` at once.
+
+    stamps: job -> a file that is there once the job is done, so that it isn't done again.
+    """
 
     jobs: Sequence[Warm]
+    stamps: Mapping[str, Path] = field(default_factory=dict)
     workers: int = field(default_factory=lambda: max(1, min(14, (os.cpu_count() or 1) - 1)))
 
     def run(self, deadline: float, say: Callable[[str], None]) -> set[str]:
         """The names of the jobs that were done by `deadline` (of time.monotonic); the others are ended."""
         context = multiprocessing.get_context("spawn")
-        waiting, running, done = list(self.jobs), dict[str, Any](), set[str]()
+        done = {name for name, path in self.stamps.items() if path.is_file()}
+        waiting, running = [job for job in self.jobs if job[0] not in done], dict[str, Any]()
         began = time.monotonic()
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < self.workers:
@@ -96,7 +102,9 @@ class Warming:
             for name, process in list(running.items()):
                 if process.exitcode is not None:
                     del running[name]
-                    done |= {name} if process.exitcode == 0 else set()
+                    if process.exitcode == 0:
+                        done.add(name)
+                        self._stamp(name)
                     say(f"{name}: {'ready' if name in done else 'failed'} after {time.monotonic() - began:.0f} s")
             time.sleep(POLL)
         for name, process in running.items():
@@ -104,3 +112,8 @@ class Warming:
             process.join()
             say(f"{name}: not ready in time")
         return done
+
+    def _stamp(self, name: str) -> None:
+        if name in self.stamps:
+            make_folder(self.stamps[name].parent)
+            write_text(self.stamps[name], "")

@@ -12,7 +12,7 @@ import pytest
 from specc.diagnostics import DiagnosticError, error
 from specc.tune import budget
 from specc.tune.budget import Clock, _finalists
-from specc.tune.build import Warming, Workplace
+from specc.tune.build import Warm, Warming, Workplace
 from specc.tune.choose import Bounds, Choice
 from specc.tune.evidence import Replay
 from specc.tune.report import Checked, Findings
@@ -36,6 +36,18 @@ def test_only_jobs_that_succeed_are_ready(capfd: pytest.CaptureFixture[str]) -> 
     assert Warming(jobs, workers=2).run(time.monotonic() + 300, said.append) == {"good"}
     assert sorted(line.split(" after")[0] for line in said) == ["bad: failed", "good: ready"]
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_job_that_left_its_stamp_is_not_done_again(tmp_path: Path) -> None:
+    names = ("good", "bad", "done")
+    stamps = {name: tmp_path / f"made/{name}.ready" for name in names}
+    stamps["done"].parent.mkdir()
+    stamps["done"].touch()
+    said: list[str] = []
+    jobs: list[Warm] = [("good", does_nothing, ()), ("bad", refuses, ()), ("done", refuses, ())]
+    assert Warming(jobs, stamps, workers=2).run(time.monotonic() + 300, said.append) == {"good", "done"}
+    assert [stamps[name].is_file() for name in names] == [True, False, True]
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize("overrides", [[], ["draft.top_k=4"]])
