@@ -17,9 +17,10 @@ from specc.tune.choose import Bounds, Choice
 from specc.tune.evidence import Replay
 from specc.tune.report import Checked, Findings
 from specc.tune.timing import StepModel
-from specc.tune.variants import Source, Tree
+from specc.tune.variants import Source, Tree, generous, source_of
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
+ONE_LAYER = ("draft.aux_hidden_state_layer_ids=[0]", "draft.aux_hidden_state_of=output")
 
 
 def does_nothing() -> None:
@@ -95,3 +96,12 @@ def test_the_sources_tree_is_run_beside_the_chosen_one_and_a_faster_tree_is_name
     assert "static" not in said
     assert replace(findings, checked=checked[::2]).faster() == []
     assert replace(findings, checked=checked[1:]).faster() == []  # the chosen tree was not run
+
+
+@pytest.mark.slow
+def test_the_tree_of_every_candidate_of_ten_levels_compiles() -> None:
+    """Its accepted path is looked for in a loop over 149 nodes, whose indices are known to stay inside."""
+    source = Source.read(SPECS / "gdn-15m-eagle.yaml", ["target.config.num_hidden_layers=1", *ONE_LAYER])
+    tree = generous("eagle3", 4, 10)
+    assert tree.nodes == 148
+    assert "class Decoder" in source_of(source.with_tree(tree), "reference")

@@ -28,7 +28,7 @@ from specc.ir.ranges.refine import ELEMENTWISE, MAX_DEPTH, Known, constraints
 from specc.ir.ranges.rules import RULES, Value
 
 Declared = Mapping[str, ValueRange | tuple[int, int]]
-MAX_EXACT_TRIPS = 128
+MAX_EXACT_TRIPS = 256
 _SETTLE, _NARROW, _WRITE_ROUNDS = 3, 2, 4
 
 
