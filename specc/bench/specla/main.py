@@ -30,7 +30,7 @@ from specc.bench.evaluation.store import Store
 from specc.bench.gpu_timing import COMMIT, WORKERS, gpu, require_gpu
 from specc.bench.results import RESULTS, environment
 from specc.bench.specla.cells import Setting
-from specc.bench.specla.run import PARTS, Evaluation, Found, Plan
+from specc.bench.specla.run import PARTS, POSITIONS, Evaluation, Found, Plan
 from specc.bench.specla.variants import SET_UP, Drafter
 from specc.runtime.model_folder import find_model
 from specc.tune.variants import tuned_changes
@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=whole(1), metavar="N", help="at most N prompts of each set")
     parser.add_argument("--max-new-tokens", type=whole(2), default=256, metavar="N")
     parser.add_argument("--subset", type=whole(1), default=30, metavar="N", help="mixed prompts of an ablation")
+    parser.add_argument("--bound-positions", type=whole(1), default=POSITIONS, metavar="N",
+                        help=f"of the numerical bound (default: {POSITIONS})")  # fmt: skip
     parser.add_argument("--steps", type=whole(1), default=300, metavar="N", help="simulated steps for each p")
     parser.add_argument("--part", action="append", choices=PARTS, help="only these (default: all)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only ablations whose name contains this")
@@ -90,7 +92,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return Plan(
         setting, args.data, args.limit, args.subset, args.part or PARTS,
         tokens=120 if small else 1024, steps=min(args.steps, 60) if small else args.steps,
-        only=args.only, tuned=None if args.tuned is None else tuned_changes(SET_UP.spec, args.tuned),
+        positions=args.bound_positions, only=args.only,
+        tuned=None if args.tuned is None else tuned_changes(SET_UP.spec, args.tuned),
         warm=(0 if small else WORKERS) if args.warm is None else args.warm,
     )  # fmt: skip
 
