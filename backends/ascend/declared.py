@@ -46,6 +46,8 @@ def declared(program: DecodeProgram) -> str:
             f"COMMIT_FUSED: bool = {commit_fused(program)}",
             "# Whether a commit can leave anything for a flush.",
             f"PENDING: bool = {'flush' in graphs and bool(changed_slots(graphs['flush']))}",
+            "# Slots [layers,batch,rows,…] whose rows an operator addresses across the whole batch.",
+            f"POOLS: tuple[str, ...] = {literal(pools(program))}",
             "# The most tokens that one prefill takes.",
             f"PREFILL_CHUNK: int = {literal(chunk)}",
             "# Steps that draw random numbers -> positions and draws of their table.",
@@ -90,6 +92,11 @@ def commit_fused(program: DecodeProgram) -> bool:
     before = [changed_slots(graphs[step]) for step in ("draft", "verify", "accept") if step in graphs]
     last = changed_slots(graphs["commit"]) if "commit" in graphs else frozenset[str]()
     return not (layered_slots(program) & last & frozenset[str]().union(*before))
+
+
+def pools(program: DecodeProgram) -> tuple[str, ...]:
+    """The slots that the recurrent operator works on by rows: those of one dim more than a state."""
+    return tuple(name for name, slot in program.slots.items() if slot.role == "committed" and len(slot.shape) == 6)
 
 
 def uniforms(program: DecodeProgram) -> dict[str, tuple[int, int]]:

@@ -47,6 +47,7 @@ from specc.passes.legalize_ascend.dense import dense_parts
 from specc.passes.legalize_ascend.legal import illegal
 from specc.passes.legalize_ascend.loops import inline_single, merge, one_select
 from specc.passes.legalize_ascend.prepared import prepare
+from specc.passes.legalize_ascend.recurrent import recurrent
 from specc.passes.legalize_ascend.scatter import write_once
 from specc.program import INDEX_SAFE, LAYER_MAJOR, NPU_LEGAL, TREE_MASKED, DecodeProgram
 
@@ -92,7 +93,7 @@ class LegalizeAscend(Pass):
         plan.note("", "values stay values: the graph engine plans memory (no plan-buffers, no fuse-linear here)")
         if findings:
             raise DiagnosticError(findings)
-        made = prepare(replace(program, graphs=graphs), plan)
+        made = prepare(recurrent(replace(program, graphs=graphs), plan), plan)
         made = grown(made, plan, self.prefill_chunk, self.row_multiple)
         for module in made.graphs.values():
             retype(module)

@@ -5,20 +5,14 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from specc.ir import ops
-from specc.ir.dims import is_symbolic
 from specc.ir.edit import Editor
 from specc.ir.scope import named_arguments
 from specc.passes.legalize_ascend.common import NAME, At, Place, Plan, aten, become
 
 SPLITS = (aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default)
-
-VERIFIES = (ops.delta_rule_verify, ops.delta_rule_verify_states, ops.delta_rule_verify_pending)
-CHAINS = (ops.delta_rule, ops.delta_rule_chunk)
-MAX_CHAIN = 8
 
 
 def dense_parts(place: Place, step: str, plan: Plan) -> None:
@@ -30,35 +24,6 @@ def dense_parts(place: Place, step: str, plan: Plan) -> None:
             _rotation(place, node, step, plan)
         elif node.target is aten.mul.Tensor:
             _gate(place, node, step, plan)
-        elif node.target in CHAINS:
-            plan.note(step, f"`{node.name}` is matmuls: {_chain_matmuls(node)}", False, node.meta.get("keys", ()))
-        elif node.target in VERIFIES:
-            reason = f"`{node.name}` is matmuls: {_matmuls(node)}"
-            plan.note(step, reason, False, node.meta.get("keys", ()))
-
-
-def _matmuls(node: Node) -> str:
-    """Why a delta rule over the nodes is not npu_recurrent_gated_delta_rule."""
-    given = named_arguments(node)
-    state, rows = given["state"].meta["val"], given["k"].meta["val"].shape[1]
-    if given.get("parent_row") is not None:
-        return "the recurrent operator follows a chain, not a tree"
-    if rows > MAX_CHAIN:
-        return f"the recurrent operator takes at most {MAX_CHAIN} tokens, not {rows}"
-    if state.dtype != torch.bfloat16:
-        return f"the recurrent operator keeps states in bfloat16, not {str(state.dtype).removeprefix('torch.')}"
-    return "the recurrent operator stores a state per token, where a commit of factors wants none of them"
-
-
-def _chain_matmuls(node: Node) -> str:
-    """Why a delta rule over tokens one after the other is not npu_recurrent_gated_delta_rule."""
-    given = named_arguments(node)
-    state, rows = given["state"].meta["val"], given["k"].meta["val"].shape[1]
-    if is_symbolic(rows) or rows > MAX_CHAIN:
-        return f"the recurrent operator takes at most {MAX_CHAIN} tokens of a sequence, a prompt may be longer"
-    if state.dtype != torch.bfloat16:
-        return f"the recurrent operator keeps states in bfloat16, not {str(state.dtype).removeprefix('torch.')}"
-    return "the recurrent operator rounds normed keys to bfloat16 and copies its states once per call"
 
 
 def _norm(place: Place, node: Node, step: str, plan: Plan) -> None:

@@ -51,7 +51,7 @@ class Place:
 class Cell:
     """One rung of one spec. `outcome`: equal (bit for bit what the eager operators give), within (the bound), ok (of
     contracts), refused (can't run, `why` says it) or fails. `error`: the largest, of logits, cached rows and states, as
-    a share of the largest value; `source`: digest of the module that was run."""
+    a share of the largest value; `source`: digest of the module that was run; `commit`: of the tree that ran it."""
 
     place: Place
     outcome: str
@@ -63,6 +63,7 @@ class Cell:
     recompiles: int = 0
     source: str = ""
     seconds: float = 0.0
+    commit: str = ""
 
     @property
     def ok(self) -> bool:
@@ -156,7 +157,8 @@ def compared(place: Place, half: Half) -> list[Cell]:
 def judged(place: Place, trio: Trio, wrong: str | None) -> Cell:
     """What the walks of a trio have shown of one of its machines."""
     geometry, dtype, graph = trio.half.loaded.spec.target.geometry, trio.half.dtype, place.rung == GRAPH
-    bound = same_rounding_bound(geometry, dtype) if graph else half_bound(geometry, dtype, not trio.eager.fused)
+    kept, spelled = trio.half.state_dtype, not trio.eager.fused
+    bound = same_rounding_bound(geometry, dtype, kept) if graph else half_bound(geometry, dtype, spelled, kept)
     kind = "GE graph" if graph else "float64"
     error = max((value for name, value in trio.seen.errors.items() if name.endswith(kind)), default=0.0)
     graphs, runs, again = graph_numbers(trio) if graph else (0, 0, 0)
@@ -178,14 +180,17 @@ def graph_numbers(trio: Trio) -> tuple[int, int, int]:
 
 
 def cells(loaded: LoadedSpec, wanted: Sequence[Place], known: Sequence[Cell] = ()) -> Iterator[Cell]:
-    """The cells of these places of one spec; those of `known` whose module is the same are not run again."""
+    """The cells of these places of one spec as they come; those of `known` whose module is the same are not run again.
+
+    GE graphs come first, as their walks have run the eager operators, too.
+    """
     before = {(cell.place, cell.source): cell for cell in known if cell.ok and cell.source}
-    ready: dict[Place, Cell] = {}
-    for place in sorted(wanted, key=lambda one: one.rung != GRAPH):
-        if place not in ready:
-            for cell in fresh(loaded, place, before):
-                ready.setdefault(cell.place, cell)
-    yield from (ready[place] for place in wanted)
+    left = dict.fromkeys(sorted(wanted, key=lambda one: one.rung != GRAPH))
+    while left:
+        for cell in fresh(loaded, next(iter(left)), before):
+            if cell.place in left:
+                del left[cell.place]
+                yield cell
 
 
 def fresh(loaded: LoadedSpec, place: Place, before: Mapping[tuple[Place, str], Cell]) -> list[Cell]:

@@ -215,8 +215,8 @@ DELTA: tuple[Code, ...] = (
     Code(
         "SPC551",
         "more than 8 tokens in the fused delta rule",
-        "npu_recurrent_gated_delta_rule takes at most 8 tokens of a sequence. The matmul form has no such bound: "
-        "`verify: {recurrence: tree}`.",
+        "npu_recurrent_gated_delta_rule takes at most 8 tokens of a sequence. Generated modules use one of them to "
+        "carry the committed state on, so that 7 nodes are verified at most. The matmul form has no such bound.",
         "9 tokens of one sequence",
     ),
     Code(
@@ -230,7 +230,7 @@ DELTA: tuple[Code, ...] = (
         "SPC553",
         "fused delta rule that writes in place",
         "A graph may only hold npu_recurrent_gated_delta_rule_functional, which returns the state; copy_ it back. "
-        "It costs a move of the state.",
+        "The state stays where it is if it is an input that nothing else reads.",
         "torch.ops.npu.npu_recurrent_gated_delta_rule(q, k, v, state)",
     ),
     Code(
@@ -240,6 +240,26 @@ DELTA: tuple[Code, ...] = (
         "and beta near 2 the error of u is 3e-3 with float16 and 2e-2 with bfloat16 operands, and 5e-8 with "
         "float32.",
         "a = torch.tril(k @ k.T, -1).to(torch.bfloat16)\nu = torch.matmul(a, v)",
+    ),
+    Code(
+        "SPC555",
+        "operand of a type that the fused delta rule does not have",
+        "npu_recurrent_gated_delta_rule takes queries, keys, values, rates and states in bfloat16, decays in float32, "
+        "lengths and rows in int32, and nothing else.",
+        "a float16 value",
+    ),
+    Code(
+        "SPC556",
+        "heads or states that the fused delta rule does not have",
+        "At most 256 heads of at most 256 elements, value heads a multiple of key heads, and states of "
+        "[slots, value heads, value size, key size].",
+        "a state of [slots, value heads, key size, value size]",
+    ),
+    Code(
+        "SPC557",
+        "fused delta rule without what it needs",
+        "Its schema makes rates, scale, lengths and rows optional; the operator itself does not. gk is reserved.",
+        "torch.ops.npu.npu_recurrent_gated_delta_rule_functional(q, k, v, state)",
     ),
 )
 

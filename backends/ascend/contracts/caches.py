@@ -26,6 +26,7 @@ RANGES = ("npu_scatter_update", "scatter_update", "scatter_update_")
 PLACES = ("npu_scatter_nd_update", "npu_scatter_nd_update_")
 PAGES = ("npu_scatter_pa_kv_cache", "npu_scatter_pa_kv_cache_functional")
 SCATTERS = (*RANGES, *PLACES, *PAGES)
+RECURRENT = ("npu_recurrent_chain", "npu_recurrent_gated_delta_rule_functional")
 _VIEWS = words("select slice narrow view reshape unsqueeze squeeze permute transpose getitem unbind")
 _DENSE = words("slice_scatter select_scatter index_put index_copy as_strided_scatter scatter")
 _SHAPES = words("sym_size size sym_numel")
@@ -192,6 +193,10 @@ def _caches(call: NpuCall) -> Iterator[Node]:
         for name in ("cache", "input", "key_cache", "value_cache"):
             if isinstance(call.get(name), Node):
                 yield call.get(name)
+    if call.name in RECURRENT:
+        pool = call.get("state", "pool")
+        if isinstance(pool, Node):
+            yield pool
 
 
 def _twice(node: Node, cache: Node, first: Node, ctx: Context) -> None:
@@ -205,7 +210,7 @@ def _twice(node: Node, cache: Node, first: Node, ctx: Context) -> None:
 
 def _chained(call: NpuCall, cache: Node, ctx: Context) -> None:
     before = npu_call(cache) or (npu_call(cache.args[0]) if _is_item(cache) else None)  # type: ignore[arg-type]
-    if before is not None and before.name in SCATTERS:
+    if before is not None and before.name in (*SCATTERS, *RECURRENT):
         _twice(call.node, next(_caches(before), cache), before.node, ctx)
 
 

@@ -15,16 +15,16 @@ _SAME = words(
     "view reshape flatten unsqueeze squeeze to long int contiguous clone detach alias lift_fresh_copy permute "
     "transpose slice narrow select flip type"
 )
-_COUNTING = frozenset({"arange", "specc::iota", "specc::batch_index"})
+_COUNTING = frozenset({"arange", "specc::iota", "specc::batch_index", "specc::npu_chain_slots"})
 _ORDERS = frozenset({"topk", "sort", "argsort", "randperm", "specc::stable_topk"})
 
 
 def distinct_rows(index: Any, ctx: Context, depth: int = 16) -> bool:
     """True where no two entries of `index` (for places [.., K]: no two rows) are equal, for all inputs.
 
-    Proved: a single entry; an arange, with something added that is the same for all entries or multiplied by a
-    number; the order that topk or sort gives in one row; a stack of places of which one part is distinct; and what
-    the caller declares.
+    Proved: a single entry; an arange, or rows of rings (`npu_chain_slots`), with something added that is the same for
+    all entries or multiplied by a number; the order that topk or sort gives in one row; a stack of places of which one
+    part is distinct; and what the caller declares.
     """
     if not isinstance(index, Node) or depth == 0:
         return type(index) is int

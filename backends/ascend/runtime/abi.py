@@ -27,6 +27,8 @@ COMMIT_INPUTS: tuple[str, ...] = ()
 COMMIT_FUSED: bool = True
 # Whether a commit can leave anything for a flush.
 PENDING: bool = True
+# Slots [layers,batch,rows,…] whose rows an operator addresses across the whole batch.
+POOLS: tuple[str, ...] = ()
 # The most tokens that one prefill takes.
 PREFILL_CHUNK: int = 512
 # Steps that draw random numbers -> positions and draws of their table.

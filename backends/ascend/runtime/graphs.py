@@ -17,6 +17,7 @@ from torch import Tensor
 from specc.backends.ascend.runtime.abi import (
     COMMIT_FUSED,
     COMMIT_INPUTS,
+    POOLS,
     RECORD,
     ROW_DRAWS,
     UNIFORMS,
@@ -42,10 +43,17 @@ Tensors = tuple[Tensor, ...]
 
 
 def flattened(weights: Weights, slots: Views) -> Tensors:
-    """All tensors of weights and slots in the order of their fields, layer by layer."""
+    """All tensors of weights and slots in the order of their fields, layer by layer.
+
+    A pool's batch and rows are one dim: its operator numbers all rows, and in a graph it updates an input in place, but
+    not a view of one.
+    """
     found: list[Tensor] = []
-    for value in (*weights, *slots):
-        found.extend([value] if isinstance(value, Tensor) else value)
+    for name, value in zip(
+        (*weights._fields, *slots._fields), (*weights, *slots), strict=True
+    ):
+        parts = [value] if isinstance(value, Tensor) else value
+        found.extend(part.flatten(0, 1) if name in POOLS else part for part in parts)
     return tuple(found)
 
 

@@ -21,6 +21,10 @@ scale   PEAK / sqrt(3) for the largest of n elements, which lies sqrt(2 ln n) st
         elements), times what the stack makes of an error that enters it: norms divide by what may be small, and a
         softmax turns an error of a score into one of a weight.
 
+States that are kept in bfloat16 add roundings of their own, of bfloat16's u: a walk writes a state at most WRITES
+times, once for each part of a prompt and for each step, and the recurrent operator takes OPERANDS more that it wants
+rounded: normed queries, normed keys and rates.
+
 The last factor, MAGNIFIED, is a property of the exact program, and is measured there: the float64 module is run twice,
 with weights that differ at random by a relative 1e-6, and the results' difference is held against the model's own
 prediction for that many disturbances. tests/backends/ascend/test_bounds.py does it for every shipped spec; no result in
@@ -45,6 +49,10 @@ SPELLED = 4
 """More of them where rotation (two products and a sum), activation and gates are spelled out."""
 ENDS = 4
 """Roundings outside of layers: embedding, last norm, head, and the rows kept in the cache."""
+WRITES = 4
+"""Calls of a walk that write a recurrent state: two parts of a prompt, two steps. Within a call it is float32."""
+OPERANDS = 3
+"""Operands of the recurrent operator that are rounded to bfloat16 for it alone: queries, keys, rates."""
 PRODUCTS = 6
 """Products one after the other in one layer: q/k/v, scores, weighted sum, output, gate/up, down."""
 PEAK = 4.3
@@ -77,15 +85,25 @@ def longest_sum(geometry: Geometry) -> int:
     return max(geometry.hidden_size, geometry.intermediate_size)
 
 
-def half_bound(geometry: Geometry, dtype: torch.dtype, spelled: bool = False) -> float:
-    """The bound on max|a - b| / max|b| of logits and cached rows after the whole stack."""
-    return scale(geometry) * unit_roundoff(dtype) * math.sqrt(roundings(geometry, dtype, spelled))
+def state_roundings(geometry: Geometry, state: torch.dtype) -> int:
+    """Roundings of bfloat16 states behind one another; 0 for wider ones, whose roundings `roundings` counts."""
+    recurrent = sum(layer.mixer == "delta" for layer in geometry.layers)
+    return (WRITES + OPERANDS) * recurrent if state == torch.bfloat16 else 0
 
 
-def same_rounding_bound(geometry: Geometry, dtype: torch.dtype) -> float:
+def half_bound(
+    geometry: Geometry, dtype: torch.dtype, spelled: bool = False, state: torch.dtype = torch.float32
+) -> float:
+    """The bound on max|a - b| / max|b| of logits, cached rows and states after the whole stack."""
+    square = unit_roundoff(dtype) ** 2 * roundings(geometry, dtype, spelled)
+    square += unit_roundoff(state) ** 2 * state_roundings(geometry, state)
+    return scale(geometry) * math.sqrt(square)
+
+
+def same_rounding_bound(geometry: Geometry, dtype: torch.dtype, state: torch.dtype = torch.float32) -> float:
     """The bound between two runs that round at the same places: their sums differ in order only, so that now and then
     one of them rounds the other way. Half of what two unrelated roundings may differ by."""
-    return half_bound(geometry, dtype) / 2
+    return half_bound(geometry, dtype, False, state) / 2
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -31,11 +31,15 @@ DTYPES: Mapping[str, torch.dtype] = {
 def reduced_half(loaded: LoadedSpec, dtype: str, changes: Changes | None = None) -> LoadedSpec:
     """The spec, reduced and in half precision. Raises SpecError where that is not a legal spec.
 
+    Recurrent states stay bfloat16 where the spec has them so, and are float32 otherwise.
+
     All experts of a mixture are active: between two that a router finds nearly alike, rounding chooses at random, which
     no bound describes. The choice itself is checked in float32, by the invariants. Hybrids have one period of layers.
     """
     small = reduced_mapping(loaded, ASCEND_HEAD_DIM)
-    runtime: dict[str, Any] = {"runtime.dtype": dtype, "runtime.state_dtype": "float32", "runtime.max_batch_size": ROWS}
+    narrow = loaded.spec.runtime.state_dtype == "bfloat16"
+    runtime: dict[str, Any] = {"runtime.dtype": dtype, "runtime.max_batch_size": ROWS}
+    runtime["runtime.state_dtype"] = "bfloat16" if narrow else "float32"
     config = small["target"]["config"]
     if "num_experts" in config:
         runtime["target.config.num_experts_per_tok"] = config["num_experts"]
@@ -69,6 +73,11 @@ class Half:
     def dtype(self) -> torch.dtype:
         """The program's type."""
         return DTYPES[self.loaded.spec.runtime.dtype]
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The type of recurrent states."""
+        return DTYPES[self.loaded.spec.runtime.state_dtype]
 
     @cached_property
     def naive(self) -> DecodeProgram:

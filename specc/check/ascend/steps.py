@@ -167,11 +167,15 @@ class Steps:
         return found[0].cpu()
 
     def flushed(self) -> dict[str, Tensor]:
-        """A copy of the state with nothing pending, on the CPU."""
+        """A copy of the state with nothing pending, on the CPU; of a pool of states, the committed ones."""
         module = self.half.module
         copy = module.State(*(value.clone() for value in self.state))
         with torch.no_grad():
-            return {name: value.cpu() for name, value in module.flush(copy)._asdict().items()}
+            found = {name: value.cpu() for name, value in module.flush(copy)._asdict().items()}
+        for name in module.POOLS:
+            pool, row = found.pop(name), found["state_row"]
+            found[name.removesuffix("_pool")] = pool[:, torch.arange(len(row)), row]
+        return found
 
     def executed(self) -> dict[str, Executed]:
         """The graphs that ran as GE graphs."""

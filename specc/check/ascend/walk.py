@@ -214,8 +214,8 @@ class Trio:
         return expected
 
     def _floats(self, where: str, name: str, found: Sequence[Tensor], wanted: Tensor) -> None:
-        geometry, dtype = self.half.loaded.spec.target.geometry, self.half.dtype
-        bounds = (half_bound(geometry, dtype, not self.eager.fused), same_rounding_bound(geometry, dtype))
+        geometry, dtype, kept = self.half.loaded.spec.target.geometry, self.half.dtype, self.half.state_dtype
+        bounds = (half_bound(geometry, dtype, not self.eager.fused, kept), same_rounding_bound(geometry, dtype, kept))
         error = difference(found[0], wanted)
         self.seen.note(f"{name}, float64", error)
         self._require(where, error <= bounds[0], f"{name}: {error:.1e} from float64, at most {bounds[0]:.1e}")

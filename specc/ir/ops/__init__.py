@@ -29,6 +29,7 @@ from specc.ir.ops.moe import moe
 from specc.ir.ops.npu import npu_rms_norm, npu_rotary_mul, npu_swiglu
 from specc.ir.ops.npu_attention import attention_mask, masked_attention, npu_fused_infer_attention_score
 from specc.ir.ops.npu_cache import joined_rows, npu_scatter_update
+from specc.ir.ops.npu_delta import npu_chain_slots, npu_pool_fill, npu_pool_read, npu_recurrent_chain
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
 from specc.ir.ops.vocab import reject_tree, topk_log_probs, vocabulary_argmax
 
@@ -66,7 +67,11 @@ __all__ = [
     "joined_rows",
     "masked_attention",
     "moe",
+    "npu_chain_slots",
     "npu_fused_infer_attention_score",
+    "npu_pool_fill",
+    "npu_pool_read",
+    "npu_recurrent_chain",
     "npu_rms_norm",
     "npu_rotary_mul",
     "npu_scatter_update",

@@ -57,7 +57,7 @@ def delta_rule(
     state [B,HV,V,K] (a bfloat16 one is rounded once, when it is stored: the rule computes in float32), q, k [B,T,H,K]
     raw (see `delta_math`), v [B,T,HV,V], g (log decay) and beta [B,T,HV]. A token with g = beta = 0 leaves the state as
     it is. `ancestors` bool [B,T,N]: where `state` is that of a tree node's parent, the node's row of the ancestor mask.
-    It changes nothing here; it is what layer-major needs to compute all nodes at once (insert-tree-masks puts it there).
+    It changes nothing here; layer-major needs it to compute all nodes at once (insert-tree-masks puts it there).
     """
     rows, kept = rows_of(state, q, k, v, g, beta), state.dtype
     state = widened(load_state(state))

@@ -26,6 +26,13 @@ def _iota(call: Call, operands: Operands) -> Value:
     return Interval(ZERO, held.high - integer(1)) if held.low >= ZERO else EVERYTHING
 
 
+@rule("specc::npu_chain_slots")
+def _chain_slots(call: Call, operands: Operands) -> Value:
+    """Rows of all sequences' rings."""
+    shape, rows = shape_of(call.arg(0, "row")), call.arg(1, "rows")
+    return iv.up_to(of_size(shape[0]) * integer(rows)) if shape is not None and isinstance(rows, int) else EVERYTHING
+
+
 @rule("specc::full_rows")
 def _full_rows(call: Call, operands: Operands) -> Value:
     return operands.of(call.arg(2, "value"))
