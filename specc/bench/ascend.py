@@ -6,7 +6,7 @@
 Without `--rungs`: ops of one layer in the graph of a whole step, and every Transpose and Cast with its source line and
 the reason why it is there. With `--rungs`: a Markdown table of specs, rungs, types and batches, the whole product
 unless some are named: the largest errors, of every rung from the float64 reference and of GE graphs from the eager
-operators, beside their bounds. `--name` keeps the cells in results/NAME.json after every spec; a cell of it whose
+operators, beside their bounds. `--name` keeps the cells in results/NAME.json as they come; a cell of it whose
 module has not changed is not run again. Needs `specc fetch torch-npu`, ONNX Runtime, IREE.
 """
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,6 +53,7 @@ def counts(path: Path, dtype: str, batch: int) -> None:
 def table(args: argparse.Namespace, arguments: Sequence[str]) -> bool:
     """Run the product and print its table; whether no cell failed."""
     known = ascend_table.read(args.name) if args.name else []
+    made: dict[str, Any] = {"environment": environment("specc bench ascend", list(arguments)), "walks": WALKS}
     found: list[Cell] = []
     dtypes, batches = args.dtype or list(DTYPES), args.batch or list(BATCHES)
     take = thinned if args.thin else places
@@ -58,13 +61,12 @@ def table(args: argparse.Namespace, arguments: Sequence[str]) -> bool:
     for path in args.specs:
         wanted = [place for place in product if place.spec == path.stem]
         for cell in cells(load(path), wanted, known):
-            found.append(cell)
+            found.append(replace(cell, commit=cell.commit or made["environment"]["commit"]))
             place = cell.place
             print(f"{place.spec} {place.rung} {place.dtype} {place.batch}: {shown(cell)} {cell.why}", file=sys.stderr)
-        if args.name:
-            kept = {cell.place: cell for cell in (*known, *found)}
-            made = {"environment": environment("specc bench ascend", list(arguments)), "walks": WALKS}
-            keep(args.name, {**made, "cells": [cell.as_json() for cell in kept.values()]}, quiet=True)
+            if args.name:
+                kept = {cell.place: cell for cell in (*known, *found)}
+                keep(args.name, {**made, "cells": [cell.as_json() for cell in kept.values()]}, quiet=True)
     print(markdown(found))
     return all(cell.ok for cell in found)
 

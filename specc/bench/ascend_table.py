@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specc.bench.ascend_rungs import CONTRACTS, Cell, Place
+from specc.bench.ascend_rungs import CONTRACTS, RUNGS, Cell, Place
 from specc.bench.results import RESULTS
 
 SHOWN = {"equal": "equal", "ok": "ok", "refused": "not run"}
@@ -44,7 +44,9 @@ def markdown(cells: Sequence[Cell]) -> str:
         f"| --- | --- |{' --- |' * len(columns)}",
     ]
     by_place = {cell.place: cell for cell in cells}
-    rows = dict.fromkeys((cell.place.spec, cell.place.rung) for cell in cells)
+    specs = list(dict.fromkeys(cell.place.spec for cell in cells))
+    have = {(cell.place.spec, cell.place.rung) for cell in cells}
+    rows = sorted(have, key=lambda row: (specs.index(row[0]), RUNGS.index(row[1])))
     for spec, rung in rows:
         if rung == CONTRACTS:
             texts = [shown(by_place[Place(spec, rung)])] * len(columns)

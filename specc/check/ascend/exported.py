@@ -14,7 +14,7 @@ from specc.check.single import Single, narrowed
 from specc.check.subject import Subject
 from specc.check.weights import program_weights
 from specc.driver import module_info
-from specc.spec import LoadedSpec, from_mapping, to_mapping
+from specc.spec import LoadedSpec, from_mapping
 
 CHUNK = 5
 """Tokens of an exported prefill."""
@@ -26,13 +26,6 @@ MAX_NODES, MAX_STEPS = 5, 3
 def reduced_export(loaded: LoadedSpec) -> LoadedSpec:
     """A spec, reduced as `specc check` does it and with a smaller tree."""
     mapping = reduced_mapping(loaded)
-    _prune(mapping["draft"])
-    return from_mapping(mapping)
-
-
-def fewer_nodes(loaded: LoadedSpec) -> LoadedSpec:
-    """The spec with a smaller tree."""
-    mapping = to_mapping(loaded.spec)
     _prune(mapping["draft"])
     return from_mapping(mapping)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from specc.backends.export.export import export_step
 from specc.backends.export.run import RUNTIMES, with_steps
 from specc.backends.export.signature import Sizes, signature_of
-from specc.check.ascend.exported import fewer_nodes
 from specc.check.ascend.half import Half, reduced_half
 from specc.check.ascend.steps import ACCEPTED, narrow
 from specc.check.machines import Bag, Generated, State, load_module
@@ -30,9 +29,8 @@ CHUNK = 6
 
 
 def witness_half(loaded: LoadedSpec, dtype: str, target: str, seed: int = 0) -> Half:
-    """The spec as `target` takes it. IREE compiles a step of 16 nodes for minutes: its trees are smaller."""
-    small = reduced_half(loaded, dtype)
-    return Half(fewer_nodes(small) if target == "mlir" else small, seed, target=target)
+    """The reduced spec for `target`."""
+    return Half(reduced_half(loaded, dtype), seed, target=target)
 
 
 @dataclass
@@ -52,8 +50,9 @@ class Witness:
 
     @cached_property
     def module(self) -> Any:
-        """The module; its steps are exported and compiled here. One that can't be compiled stays as it was printed, and
-        is in `left`; where that is a whole pass through the model, RuntimeError says why."""
+        """The module; its steps are exported and compiled here, one by one: a runtime that can't run the first need not
+        see the rest. One that can't be compiled stays as it was printed, and is in `left`; where that is a whole pass
+        through the model, RuntimeError says why."""
         half = self.half
         module = load_module(half.source, f"specc_witness_{half.target}")
         if half.target == REFERENCE:
@@ -61,9 +60,10 @@ class Witness:
         found = {step: signature_of(half.program, step, Sizes(self.batch, CHUNK)) for step in self.steps}
         signatures = {step: signature for step, signature in found.items() if signature.outputs}
         plain = load_module(half.source, f"specc_exported_{half.target}")
-        files = {step: export_step(half.target, plain, signature).content for step, signature in signatures.items()}
+        files: dict[str, bytes] = {}
         execute = RUNTIMES[half.target](files)
         for step in list(signatures):
+            files[step] = export_step(half.target, plain, signatures[step]).content
             try:
                 execute.prepare(step)
             except RuntimeError as reason:
