@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from specc.backends.export.failure import cannot_export
+from specc.backends.export.quicker import quicker
 from specc.backends.export.signature import StepSignature
 from specc.backends.export.translations import TRANSLATIONS
 
@@ -23,6 +24,7 @@ def onnx_model(program: torch.export.ExportedProgram, signature: StepSignature, 
 
     Inputs and outputs have the signature's names. What the exporter notes of source files is taken out.
     """
+    quicker()
     with _quiet():
         try:
             made = torch.onnx.export(
