@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.backends.triton.apart import printed
+
 GROUPS = ("tree 16", "tree 32", "pending 16", "walk", "commit", "conv")
-
-
-def printed(module: str, *words: object) -> Any:
-    """What a module prints in a process of its own: kernels of this one are the interpreter's."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", f"tests.backends.triton.{module}", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

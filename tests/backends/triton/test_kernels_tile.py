@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specc.backends.triton.ops.delta_launch import Rows, launch_walk, outputs_of, walk_tile
 from specc.backends.triton.ops.delta_tables import WALK, WalkConfig
-from tests.backends.triton.test_kernels_compile import printed
+from tests.backends.triton.apart import printed
 from tests.backends.triton.trees import Operands, check, exact, operands
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
