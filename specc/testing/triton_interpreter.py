@@ -2,13 +2,15 @@
 
 Each launch and each call of one kernel by another walks over all members of the language to replace them by interpreted
 ones, and a launch puts them back: about 40% of the time of small kernels. Here they are replaced once and stay, which
-is all right where kernels are interpreted only. And every value has a type and a shape that are worked out anew, most
-of the rest: here they are remembered, as few different ones occur.
+is all right where kernels are interpreted only. Every value has a type and a shape that are worked out anew, most of
+the rest: here they are remembered, as few different ones occur. And sums and products of integers are made twice, to
+see whether they fit their type: here they are made once, as in compiled kernels (what wraps is another result).
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -26,10 +28,13 @@ def keep_patches() -> None:
 
     def patched(function: FunctionType) -> Any:
         """An empty scope, which restores nothing."""
-        seen = {id(value) for value in function.__globals__.values() if value in (language, language.core)}
-        if not seen or not seen <= replaced:
-            patch(function)
-            replaced.update(seen)
+        if not hasattr(function, "_language_replaced"):
+            seen = {id(value) for value in function.__globals__.values() if value in (language, language.core)}
+            if not seen or not seen <= replaced:
+                patch(function)
+                replaced.update(seen)
+            if seen:
+                function.__dict__["_language_replaced"] = True
         return known._LangPatchScope()
 
     known._patch_lang, known._patches_kept = patched, True
@@ -37,6 +42,8 @@ def keep_patches() -> None:
     _remember_shapes(language.core)
     if hasattr(known, "_get_np_dtype"):
         _remember_array_types(known, language.core)
+    if hasattr(getattr(known, "interpreter_builder", None), "options"):
+        known.interpreter_builder.options = replace(known.interpreter_builder.options, sanitize_overflow=False)
 
 
 def _remember_block_types(core: Any) -> None:
