@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.fx import GraphModule
+
 from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
 from specc.backends.triton.compose import between_steps, whole_steps
+from specc.backends.triton.gates import joined_gates
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.regions import plan
@@ -43,6 +46,14 @@ DIALECT = Dialect(
 )
 
 
+def prepared(graph: GraphModule) -> GraphModule:
+    """A step graph with the ops that only this backend has kernels for."""
+    made = moved_windows(vocabulary_kernels(graph))
+    for rewrite in (attention_steps, joined_gates, batch_layers):
+        made, _ = rewrite(made)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class TritonBackend:
     """Triton kernels and CUDA graphs for NVIDIA GPUs of the Hopper class."""
@@ -58,10 +69,7 @@ class TritonBackend:
         found = refusals(self, program, module.spec)
         if found:
             raise DiagnosticError(found)
-        graphs = {
-            name: batch_layers(attention_steps(moved_windows(vocabulary_kernels(graph)))[0])[0]
-            for name, graph in program.graphs.items()
-        }
+        graphs = {name: prepared(graph) for name, graph in program.graphs.items()}
         dialect = replace(DIALECT, whole_steps=between_steps) if between else DIALECT
         return generate(dialect, program.with_graphs(**graphs), module)
 

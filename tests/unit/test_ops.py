@@ -42,6 +42,7 @@ PATH = torch.tensor([[0, 2, 3], [1, 0, 0]])
 STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
+GATES = (random(B, R, HQ), random(B, R, HQ, seed=1), random(HQ), random(HQ, seed=1), 2)
 HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
 FUSED = tuple(random(B, rows, heads, 16).to(torch.bfloat16) for rows, heads in ((M, HQ), (C, HKV), (C, HKV)))
 
@@ -49,6 +50,11 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "short_conv_": [(WINDOW.clone(), INPUTS, TAPS), (WINDOW.clone(), INPUTS, TAPS, BIAS, VALID)],
     "short_conv": [(WINDOW, INPUTS, TAPS), (WINDOW, INPUTS, TAPS, BIAS, VALID)],
     "tree_conv": [(WINDOW, INPUTS, TAPS, bias, PARENT_ROW) for bias in (BIAS, None)],
+    "tree_conv_gates_": [(WINDOW, INPUTS, TAPS, None, PARENT_ROW, *GATES, kept) for kept in (None, INPUTS.clone())],
+    "token_conv_gates_": [
+        (WINDOW.clone(), INPUTS[:, :1], TAPS, BIAS, live, *(x[:, :1] for x in GATES[:2]), *GATES[2:])
+        for live in (None, VALID[:, :1])
+    ],
     "conv_commit": [(WINDOW, INPUTS, PATH, ints(3, 0))],
     "delta_rule": [(STATE, *ROWS), (STATE.float(), *ROWS, TREE[1])],
     "delta_rule_": [(STATE.clone(), *ROWS)],

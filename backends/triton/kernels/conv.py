@@ -13,7 +13,28 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from specc.backends.triton.kernels.delta_rows import gates
 from specc.backends.triton.kernels.dot import rounded
+from specc.backends.triton.kernels.region_math import follow
+
+
+@triton.jit
+def node_gates(a, b, a_log, dt_bias, live, g_out, beta_out, sequence, node, N, HV, stride_ab, stride_at, stride_bb,
+               stride_bt, BH: tl.constexpr, LIVE: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
+    """The gates (see `gates`) of rows `node` [BN,1] of a sequence into g_out and beta_out [B,N,HV] float32; rows that
+    are not `live` [B,N] (LIVE) get zeros. They need nothing of the convolution, so a program of its launch makes them.
+    """
+    head = tl.arange(0, BH)[None, :]
+    inside = (node < N) & (head < HV)
+    raw_g = tl.load(a + sequence * stride_ab + node * stride_at + head, mask=inside, other=0.0)
+    raw_beta = tl.load(b + sequence * stride_bb + node * stride_bt + head, mask=inside, other=0.0)
+    g, beta = gates(raw_g, raw_beta, a_log, dt_bias, tl.minimum(head, HV - 1), GATE)
+    if LIVE:
+        counts = tl.load(live + sequence * N + node, mask=node < N, other=0) != 0
+        g, beta = tl.where(counts, g, 0.0), tl.where(counts, beta, 0.0)
+    at = (sequence * N + node) * HV + head
+    tl.store(g_out + at, g, mask=inside)
+    tl.store(beta_out + at, beta, mask=inside)
 
 
 @triton.jit
@@ -25,15 +46,27 @@ def input_rows(x, window, row, channel, inside, stride_xt, C, W: tl.constexpr):
 
 
 @triton.jit
-def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt, W: tl.constexpr, BN: tl.constexpr,
-                    BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_xt,
+                    kept, a, b_raw, a_log, dt_bias, g, beta, HV, stride_ab, stride_at, stride_bb, stride_bt,
+                    W: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, TREE: tl.constexpr,
+                    DEPENDENT: tl.constexpr, KEEP: tl.constexpr, GATE: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """y [B,N,C] = silu(taps along each node's path, then the window [B,W-1,C]). Grid (C / BC, N / BN, B).
 
     x [B,N,C] with strides, weight [C,1,W]; `parent` int64 [B,N] (TREE; else a chain): 0 the context, node i is i + 1.
-    DEPENDENT: started beside the kernel in front of it, but for the weights.
+    DEPENDENT: started beside the kernel in front of it, but for the weights. KEEP: `kept` [B,N,C] gets x. GATE > 0: one
+    column of programs more in the grid makes the gates of the nodes (see `node_gates`).
     """
     node = tl.program_id(1) * BN + tl.arange(0, BN)[:, None]
     b = tl.program_id(2).to(tl.int64)
+    if GATE > 0 and tl.program_id(0) == tl.num_programs(0) - 1:
+        if DEPENDENT:
+            gdc_wait()
+            gdc_launch_dependents()
+        node_gates(
+            a, b_raw, a_log, dt_bias, a, g, beta, b, node, N, HV, stride_ab, stride_at, stride_bb, stride_bt, BH,
+            False, GATE,
+        )  # fmt: skip
+        return
     channel = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
     inside = (channel < C) & (node < N)
     x += b * stride_xb
@@ -56,6 +89,8 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
                 row -= 1
         taken = input_rows(x, window, row, channel, inside, stride_xt, C, W)
         total = tl.fma(taken, tl.broadcast_to(scales[tap], [BN, BC]), total)
+        if KEEP and tap == W - 1:
+            tl.store(kept + (b * N + node) * C + channel, taken.to(kept.dtype.element_ty), mask=inside)
     if BIAS:
         total += tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)
     out = total / (1.0 + tl.exp(-total))
@@ -63,14 +98,25 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
 
 
 @triton.jit
-def conv_one(window, x, weight, bias, live, y, C, stride_xb, W: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
-             BIAS: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+def conv_one(window, x, weight, bias, live, y, C, stride_xb, a, b_raw, a_log, dt_bias, g, beta, HV, stride_ab,
+             stride_bb, W: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, LIVE: tl.constexpr,
+             DEPENDENT: tl.constexpr, GATE: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """y [B,1,C] of one token x [B,1,C], and the window [B,W-1,C] moved on by it, in place. Grid (C / BC, B).
 
     The sum runs as in `tree_conv_nodes`, so a token's bits are the same. LIVE: a row that is not keeps its window.
-    DEPENDENT: started beside the kernel in front of it, but for the weights.
+    DEPENDENT: started beside the kernel in front of it, but for the weights. GATE > 0: one program more for each
+    sequence makes the token's gates (see `node_gates`), zeros for a row that is not live.
     """
     b = tl.program_id(1).to(tl.int64)
+    if GATE > 0 and tl.program_id(0) == tl.num_programs(0) - 1:
+        if DEPENDENT:
+            gdc_wait()
+            gdc_launch_dependents()
+        node_gates(
+            a, b_raw, a_log, dt_bias, live, g, beta, b, tl.zeros([1, 1], tl.int32), 1, HV, stride_ab, 0, stride_bb,
+            0, BH, LIVE, GATE,
+        )  # fmt: skip
+        return
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channel < C
     window += b * (W - 1) * C
@@ -108,6 +154,7 @@ def last_inputs(window, x, path, count, after, N, P, C, stride_xb, stride_xt,
     All rows are read before one is written, so `after` may be `window`. Layers stack in front of the batch: sequence z
     has the path and count of z modulo BATCH. Without COUNT all N rows count.
     """
+    follow()
     z = tl.program_id(1)
     turn = z % BATCH
     channel = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]

@@ -133,6 +133,7 @@ def conv_commit_layers_(windows: list[Tensor], rows: list[Tensor], path: Tensor,
             COUNT=True,
             BATCH=batch,
             num_warps=4,
+            **beside(),
         )
 
 

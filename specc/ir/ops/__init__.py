@@ -16,6 +16,7 @@ from specc.ir.ops.delta_buffer import (
 )
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
+from specc.ir.ops.gates import token_conv_gates_, tree_conv_gates_
 from specc.ir.ops.layers import (
     append_path_layers_,
     commit_path_layers_,
@@ -88,9 +89,11 @@ __all__ = [
     "short_conv",
     "short_conv_",
     "stable_topk",
+    "token_conv_gates_",
     "topk_log_probs",
     "tree_attention",
     "tree_attention_cached",
     "tree_conv",
+    "tree_conv_gates_",
     "vocabulary_argmax",
 ]

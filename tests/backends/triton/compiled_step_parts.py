@@ -50,6 +50,12 @@ def row_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
         "short_conv_",
         partial(conv.short_conv_, window, empty(B, 1, 8208, dtype=BF16)[..., :6144], weight, None, live),
     )
+    x = empty(B, N, 8208, dtype=BF16)
+    mixed, a, b = x[..., :6144], x[..., 6144:6152], x[..., 6152:6160]
+    gates, rows = (empty(8, dtype=BF16), empty(8, dtype=BF16), 1), (mixed[:, :1], a[:, :1], b[:, :1])
+    yield "token's gates", partial(conv.token_conv_gates_, window, rows[0], weight, None, live, *rows[1:], *gates)
+    kept = empty(B, N, 6144, dtype=BF16)
+    yield "nodes' gates", partial(conv.tree_conv_gates_, window, mixed, weight, None, empty(B, N), a, b, *gates, kept)
     for heads, dim in ((3, 64), (8, 128)):
         kv = empty(2, B, 96, heads, dim, dtype=BF16)
         for path in (empty(B, P), empty(B, 40)):
