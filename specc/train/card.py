@@ -35,9 +35,9 @@ Of the held-out text's runs of 13 words, this share also stands in the training 
 
 {steps:,} steps of {batch} x {sequence} tokens = {tokens:,} tokens, {epochs:.1f} times the {train_tokens:,} training
 tokens, in {minutes:.1f} minutes on one {device}: {rate:,} tokens/s (compilation and evaluation not counted). AdamW
-(betas {betas}, weight decay {decay} on matrices, clipping at {clip}), {warmup} warm-up steps to {peak:g}, half a cosine
-to {final:g} of that, bfloat16 matrix products with a float32 residual stream, seed {seed}, torch {torch}. The log is
-`training_log.jsonl`.
+(betas {betas}, weight decay {weight_decay} on matrices, clipping at {clip}), {warmup} warm-up steps to {peak:g},
+half a cosine to {final:g} of that, bfloat16 matrix products with a float32 residual stream, seed {seed}, torch {torch}.
+The log is `training_log.jsonl`.
 {notes}
 ## Data
 
@@ -92,17 +92,7 @@ def card_text(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         tokens=result["steps"] * per_step,
         epochs=result["tokens"] / facts["train_tokens"],
         train_tokens=facts["train_tokens"],
-        minutes=result["seconds"] / 60,
-        device=result["device"],
-        rate=result["tokens_per_second"],
-        betas="/".join(map(str, training["betas"])),
-        decay=training["weight_decay"],
-        clip=training["clip"],
-        warmup=training["warmup_steps"],
-        peak=training["learning_rate"],
-        final=training["final_share"],
-        seed=training["seed"],
-        torch=result["torch"],
+        **run_fields(result),
         train_bytes=facts["train_bytes"],
         prompts=", ".join(f"`{name}`" for name in recipe["test_prompts"]) or "no test set",
         sources=source_table(facts),
@@ -110,6 +100,24 @@ def card_text(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         command_device="cpu" if result["device"].startswith("CPU") else "cuda",
         command=command_options(training),
     )
+
+
+def run_fields(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What every card says of a training run, under the names of its places."""
+    training = result["training"]
+    return {
+        "minutes": result["seconds"] / 60,
+        "device": result["device"],
+        "rate": result["tokens_per_second"],
+        "betas": "/".join(map(str, training["betas"])),
+        "weight_decay": training["weight_decay"],
+        "clip": training["clip"],
+        "warmup": training["warmup_steps"],
+        "peak": training["learning_rate"],
+        "final": training["final_share"],
+        "seed": training["seed"],
+        "torch": result["torch"],
+    }
 
 
 def command_options(training: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specc.train.card import run_fields
+
 CARD = """\
 # {title}
 
@@ -72,21 +74,11 @@ def card_text(title: str, result: Mapping[str, Any]) -> str:
         epochs=result["epochs"],
         texts=text["texts"],
         continuation=text["continuation_tokens"],
-        minutes=result["seconds"] / 60,
         processes=result["processes"],
-        device=result["device"],
-        rate=result["tokens_per_second"],
+        **run_fields(result),
         unroll=training["unroll"],
         decay=training["decay"],
         loops=loops_text(training["loop_tokens"]),
-        betas="/".join(map(str, training["betas"])),
-        weight_decay=training["weight_decay"],
-        clip=training["clip"],
-        warmup=training["warmup_steps"],
-        peak=training["learning_rate"],
-        final=training["final_share"],
-        seed=training["seed"],
-        torch=result["torch"],
         fc=result["initialised"]["fc"],
         counts=_listed(text["counts"]),
         dropped=_dropped(text["dropped"]),
