@@ -6,6 +6,7 @@ Exit codes: 0 fine; 1 a check failed; 2 the user's input is wrong; 3 an internal
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import os
@@ -33,6 +34,11 @@ COMMANDS: dict[str, str] = {
     "fetch": "fetch a model into the cache, checked by sha256",
     "verify": "check a generated module against its own header",
 }
+
+
+COMPILING = ("compile", "check", "show", "why", "tune")
+"""Commands that make large graphs and trees and keep them. Python's collector walks over all of them again and again,
+which is a sixth of the time of `check`: it runs less often there."""
 
 
 class Command(Protocol):
@@ -67,6 +73,8 @@ def _run(words: Sequence[str], boundary: Boundary) -> int:
     command.add_arguments(parser)
     args = parser.parse_args(words[1:])
     boundary.spec, boundary.as_json = getattr(args, "spec", None), getattr(args, "json", False)
+    if name in COMPILING:
+        gc.set_threshold(50_000, 20, 50)
     return command.run(args)
 
 
