@@ -8,7 +8,7 @@ acceptance rule makes of the logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from specc.check.drafts import as_bag, planted
 from specc.check.findings import CheckFailure, Finding
 from specc.check.machines import Bag, Results, State
 from specc.check.slots import CACHES, RECURRENT, named
+from specc.check.subject import Subject
 from specc.check.view import blanked
 from specc.testing.draft_tree import DraftTree
 from specc.testing.tensors import trees_of
@@ -128,7 +129,7 @@ class Trio:
         state = self._prefill(walk, state)
         texts = [[*prompt, int(root)] for prompt, root in zip(walk.prompts, self.eager.state.root_token, strict=True)]
         for number, (seed, budget) in enumerate(walk.steps, 1):
-            trees = planted(self.half.exact, texts, seed, budget)
+            trees = tempting(self.half.exact, planted(self.half.exact, texts, seed, budget), texts)
             state, emitted, together = self._step(f"step {number}", state, trees, seed)
             for text, tokens in zip(texts, emitted, strict=True):
                 text += tokens
@@ -244,6 +245,17 @@ class Trio:
     def _require(self, where: str, holds: bool, text: str) -> None:
         if not holds:
             raise CheckFailure(Finding("I20", where, text))
+
+
+def tempting(subject: Subject, trees: Sequence[DraftTree], texts: Sequence[Sequence[int]]) -> list[DraftTree]:
+    """The trees, whose padding holds the tokens that the target goes on with: who takes it for a node accepts it."""
+    made, chain = [], subject.spec.is_chain
+    for tree, text in zip(trees, texts, strict=True):
+        wanted = subject.plain.continuation(text, tree.num_nodes - 1 if chain else 1) if tree.has_padding else []
+        nodes = enumerate(zip(tree.tokens, tree.valid, strict=True))
+        tokens = [token if valid else wanted[node - 1 if chain else 0] for node, (token, valid) in nodes]
+        made.append(replace(tree, tokens=tuple(tokens)))
+    return made
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

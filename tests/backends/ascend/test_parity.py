@@ -75,6 +75,7 @@ FAULTS = {
     "rows one place off": ("state.length.unsqueeze(1)", "(state.length + 1).unsqueeze(1)"),
     "an activation left out": ("torch.ops.npu.npu_swiglu(", "(lambda x, dim: x[..., : x.shape[-1] // 2])("),
     "masks of the opposite meaning": ("atten_mask=atten_mask", "atten_mask=1 - atten_mask"),
+    "padding is accepted": ("drafted_valid[:, token : token + 1].squeeze(1)", "is_child"),
 }
 
 
@@ -89,4 +90,4 @@ def test_the_bounds_notice_a_planted_fault(fault: str) -> None:
     worse = replace(trio, half=broken, eager=Steps(broken, 1, eagerly))
     found = walked(worse, 4, 0, lambda what, done, total: None)
     assert found is not None
-    assert "from float64" in found
+    assert ("acceptance: " if fault == "padding is accepted" else "from float64") in found

@@ -39,6 +39,9 @@ FAULTS = {
     "positions of a chain": Fault("verify", "depth = path_length - 1", "depth = path_length", "logits"),
     "rows one place off": Fault("verify", "state.length, k_rope, 1", "state.length + 1, k_rope, 1", "logits"),
     "another parent is asked": Fault("accept", "current == parent_node", "current == parent_node + 1", "acceptance"),
+    "padding is accepted": Fault(
+        "accept", "drafted_valid[:, token : token + 1].squeeze(1)", "is_child", "acceptance: `path`"
+    ),
     "an accepted node is not counted": Fault("accept", "depth = count + 1", "depth = count", "acceptance"),
     "another path is committed": Fault(
         "commit", "accepted.path, accepted.emitted", "(accepted.path - 1).clamp(min=0), accepted.emitted", "_cache`"
@@ -47,8 +50,8 @@ FAULTS = {
         "commit", "state.length + accepted.emitted", "state.length + accepted.emitted - 1", "length"
     ),
 }
-COMPILED = ("masks of the opposite meaning", "another parent is asked", "another path is committed")
-"""Those that IREE sees, too: it compiles a verify for a minute."""
+COMPILED = ("masks of the opposite meaning", "padding is accepted", "another path is committed")
+"""Those that IREE sees, too: one of each step."""
 
 
 def planted(target: str, fault: Fault | None) -> str | None:
