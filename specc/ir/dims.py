@@ -8,6 +8,7 @@ size. A dimension divisible by one of them is symbolic; `dim_text` writes it bac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -65,4 +66,10 @@ def dtype_text(dtype: torch.dtype) -> str:
 
 def type_text(shape: Sequence[int], dtype: torch.dtype) -> str:
     """`f32[B,16,576]`."""
+    return _type_text(tuple(shape), dtype)
+
+
+@cache
+def _type_text(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Asked for every node whenever a program is fingerprinted; a program has few different types."""
     return f"{dtype_text(dtype)}[{','.join(dim_text(int(size)) for size in shape)}]"
