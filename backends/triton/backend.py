@@ -13,7 +13,9 @@ from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
 from specc.backends.triton.compose import between_steps, whole_steps
 from specc.backends.triton.gates import joined_gates
+from specc.backends.triton.greedy import greedy_walks
 from specc.backends.triton.layers import batch_layers
+from specc.backends.triton.lookup import written_lookups
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.regions import plan
 from specc.backends.triton.rotations import attention_steps
@@ -48,7 +50,7 @@ DIALECT = Dialect(
 
 def prepared(graph: GraphModule) -> GraphModule:
     """A step graph with the ops that only this backend has kernels for."""
-    made = moved_windows(vocabulary_kernels(graph))
+    made = moved_windows(written_lookups(greedy_walks(vocabulary_kernels(graph))))
     for rewrite in (attention_steps, joined_gates, batch_layers):
         made, _ = rewrite(made)
     return made

@@ -9,13 +9,15 @@
     g = -exp(A) softplus(a + dt)
     beta = sigmoid(b)
 
-The gates need nothing of the convolution: other programs of the same launch make them. Found in the graphs when code is
-generated, since only this backend has kernels that do both. All tokens' gates come from one formula, so a token has
-the same bits however many there are.
+The gates need nothing of the convolution: other programs of the same launch make them. A token's rule comes right
+behind it then, and may read its state while the convolution runs (`settled`). Found in the graphs when code is
+generated, since only this backend has kernels that do both. All tokens' gates come from one formula, so a token has the
+same bits however many there are.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,16 +66,21 @@ def joined_gates(module: GraphModule) -> tuple[GraphModule, list[str]]:
         outside = dict(zip(parts.inside, parts.operands, strict=True))
         for node in [item for item in block.graph.nodes if item.target in CONVOLUTIONS]:
             try:
-                _join(block, node, _gates(_rule(node)), outside)
+                _join(block, node, _rule(node), outside)
             except _Refused as reason:
                 notes.append(f"{node.name} is a launch apart from the gates: {reason}")
     prune(made)
+    for _, block in bodies(made):
+        for node in [item for item in block.graph.nodes if item.target is ops.token_conv_gates_]:
+            rule = next(iter(next(user for user in node.users if user.args[1] == 1).users))
+            if rule.target is ops.delta_rule_ and _nothing_between(node, rule):
+                rule.args = (*rule.args[:6], True)
     return finish(made), notes
 
 
-def _join(block: GraphModule, conv: Node, gates: _Gates, outside: Mapping[Node, Any]) -> None:
+def _join(block: GraphModule, conv: Node, rule: Node, outside: Mapping[Node, Any]) -> None:
     """One op in the place of the convolution and the gates; `outside`: what the body's placeholders stand for."""
-    given = named_arguments(conv)
+    given, gates = named_arguments(conv), _gates(rule)
     x = given["x"]
     rest = (gates.a, gates.b, gates.a_log, gates.dt_bias, gates.scale)
     operands = (given["window"], x, given["weight"], given.get("bias"))
@@ -104,6 +111,13 @@ def _join(block: GraphModule, conv: Node, gates: _Gates, outside: Mapping[Node, 
     for node in (*own, gates.g, gates.beta):
         if node in block.graph.nodes:
             block.graph.erase_node(node)
+
+
+def _nothing_between(conv: Node, rule: Node) -> bool:
+    """Whether no launch can come between the two: the rule's state is then complete when the convolution starts."""
+    order = list(conv.graph.nodes)
+    between = order[order.index(conv) + 1 : order.index(rule)]
+    return all(is_view(node) or node.target is operator.getitem for node in between if node.op == "call_function")
 
 
 def _rule(conv: Node) -> Node:

@@ -55,6 +55,11 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (WINDOW.clone(), INPUTS[:, :1], TAPS, BIAS, live, *(x[:, :1] for x in GATES[:2]), *GATES[2:])
         for live in (None, VALID[:, :1])
     ],
+    "lookup_tree": [(torch.tensor([[3, 1, 2, 3, 1, 2], [4, 4, 4, 4, 4, 9]]), ints(5, 4), ints(2, 4), 5, 3, 2, 1, 3)],
+    "argmax_parts": [(Q.flatten(2), span) for span in (16, 64)],
+    "greedy_tree": [
+        (ops.argmax_parts(random(B, R, 7), 4), PARENT_ROW, above, VALID, 3) for above in (None, PARENT_ROW - 1)
+    ],
     "conv_commit": [(WINDOW, INPUTS, PATH, ints(3, 0))],
     "delta_rule": [(STATE, *ROWS), (STATE.float(), *ROWS, TREE[1])],
     "delta_rule_": [(STATE.clone(), *ROWS)],

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.delta_rows import gates
 from specc.backends.triton.kernels.delta_tile import (
@@ -160,14 +161,15 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
                 K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
                 NT: tl.constexpr, TB: tl.constexpr, ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr,
                 STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr,
-                AHEAD: tl.constexpr):  # fmt: skip
+                AHEAD: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
     `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
     context, node i is i + 1). NT >= N and STEPS with an order or a tree, else nodes are prepared NT at a time, TB of
     them at once. `work` [programs,NT,NUMBERS] float32 is room for that. `table` [B,N+1,HV,V,K] holds tiles of nodes
     with a far child (row 0: the context's, with PENDING), or with STATES [B,N,HV,V,K] every node's. A due sequence's
-    pending factors are written to `state`. AHEAD: rows are loaded one step ahead.
+    pending factors are written to `state`. AHEAD: rows are loaded one step ahead. DEPENDENT: started beside the kernel
+    in front of it, but for the state.
     """
     hv, b = tl.program_id(1), tl.program_id(2) // LANES
     head = hv // (HV // H)
@@ -187,6 +189,9 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     if steps == 0:
         return
     tiles = load_tile(home, value, K, V, BV, C, E)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     last = -1
     if TREE:
         plan(order, parent, work, b, N, steps, NT, ORDER)

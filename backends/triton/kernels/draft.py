@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.numbers import is_nan
+from specc.backends.triton.kernels.region_math import last_places, lookup_nodes, suffix_ends
 
 
 @triton.jit
@@ -58,3 +59,20 @@ def pack_nodes(chosen, token, parent, log_prob, root, tokens, parents, valid, lo
     tl.store(valid + at, is_root.to(tl.uint8), mask=rest)
     tl.store(log_probs + at, tl.zeros([NB], tl.float32).to(log_probs.dtype.element_ty), mask=rest)
     tl.store(source + at, tl.zeros([NB], tl.int64), mask=rest)
+
+
+@triton.jit
+def text_tree(history, lengths, root, tokens, parents, valid, N, LEAST: tl.constexpr, MOST: tl.constexpr,
+              MATCHES: tl.constexpr, STEPS: tl.constexpr, CHILDREN: tl.constexpr, COUNT: tl.constexpr,
+              SIZE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, NODES: tl.constexpr):  # fmt: skip
+    """See `specc.ir.ops.lookup_tree`; valid are bytes. Grid (B,)."""
+    b = tl.program_id(0)
+    text = history + b.to(tl.int64) * COUNT
+    length = tl.load(lengths + b).to(tl.int32)
+    first = last_places(suffix_ends(text, length, LEAST, MOST, COUNT, SIZE), -1, COUNT, SIZE, WIDTH)
+    token, parent, filled = lookup_nodes(text, length, first, MATCHES, STEPS, CHILDREN, COUNT, WIDTH, DEPTH, NODES)
+    node = tl.arange(0, NODES)
+    at = b * N + node
+    tl.store(tokens + at, tl.where(node == 0, tl.load(root + b), token), mask=node < N)
+    tl.store(parents + at, tl.where(node == 0, -1, parent).to(tl.int64), mask=node < N)
+    tl.store(valid + at, (filled | (node == 0)).to(tl.uint8), mask=node < N)

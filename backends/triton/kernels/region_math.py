@@ -191,6 +191,91 @@ def last_places(marked, NONE: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.conste
 
 
 @triton.jit
+def suffix_ends(history, length, LEAST: tl.constexpr, MOST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """bool [SIZE]: the places of a text right in front of which its longest suffix ends too that stands there again.
+
+    The text is history[: length + 1] of int64 tokens, of which the lower halves are read; suffixes have LEAST … MOST
+    tokens. All loads start before anything is compared: the compiler would else wait for each of them in turn.
+    """
+    place = tl.arange(0, SIZE)
+    low = history.to(tl.pointer_type(tl.int32))
+    tokens, last = (), ()
+    for step in tl.static_range(MOST):
+        tokens = tokens + (tl.load(low + 2 * tl.maximum(place - (step + 1), 0), mask=place < COUNT, other=0),)
+        last = last + (tl.load(low + 2 * tl.minimum(tl.maximum(length - step, 0), COUNT - 1)),)
+    tl.debug_barrier()
+    alive = (place <= length) & (place < COUNT)
+    matched = tl.zeros([SIZE], tl.int32)
+    for step in tl.static_range(MOST):
+        alive = alive & (place > step) & (tokens[step] == last[step])
+        matched += alive.to(tl.int32)
+    longest = tl.max(matched, 0)
+    return (matched == longest) & (longest >= LEAST)
+
+
+@triton.jit
+def lookup_nodes(history, length, first, MATCHES: tl.constexpr, STEPS: tl.constexpr, CHILDREN: tl.constexpr,
+                 COUNT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, NODES: tl.constexpr):  # fmt: skip
+    """(token int64, parent int32, filled bool) [NODES] of the trie of what follows the places `first` [WIDTH] (-1:
+    none) of a text, STEPS tokens each; see `specc.ir.ops.lookup_tree`. Node 0 is left to the caller.
+
+    Columns are continuations. Each leaves those before it somewhere and ends somewhere; its nodes lie between. It is
+    cut off if a continuation that it leaves, or is, was one child too many.
+    """
+    low = history.to(tl.pointer_type(tl.int32))
+    step = tl.arange(0, DEPTH)[:, None]
+    place = first[None, :] + step
+    inside = (place <= length) & (first[None, :] >= 0) & (step < STEPS) & (tl.arange(0, WIDTH)[None, :] < MATCHES)
+    token = tl.where(inside, tl.load(low + 2 * place, mask=inside & (place < COUNT), other=0), -1)
+    differ = (token[:, :, None] != token[:, None, :]) | (token[:, :, None] < 0)
+    shared = tl.min(tl.where(differ, tl.arange(0, DEPTH)[:, None, None], STEPS), 0)
+    before = tl.arange(0, WIDTH)[:, None] < tl.arange(0, WIDTH)[None, :]
+    leaves, ends = tl.max(tl.where(before, shared, 0), 0), tl.max(shared, 0)
+    here, there = leaves[None, :], leaves[:, None]
+    siblings = before & (shared >= here) & (there <= here) & (here < ends[:, None])
+    full = tl.sum(siblings.to(tl.int32), 0) >= CHILDREN
+    cut = tl.max(((shared > there) & full[:, None]).to(tl.int32), 0) != 0
+    count = tl.where(cut, 0, ends - leaves)
+    start = tl.sum(tl.where(before, count[:, None], 0), 0)
+    owner = before & (shared >= here) & (there < here)
+    above = tl.sum(tl.where(owner, start[:, None] + here - there, 0), 0)
+    node, begin = tl.arange(0, NODES)[None, :], start[:, None]
+    hit = (begin < node) & (node <= begin + count[:, None])
+    parent = tl.where(node == begin + 1, above[:, None], node - 1)
+    source = first[:, None] + there + node - 1 - begin
+    packed = tl.sum(tl.where(hit, source * 128 + parent * 2 + 1, 0), 0)
+    filled = (packed & 1) != 0
+    return tl.load(history + (packed >> 7), mask=filled, other=0), (packed >> 1) & 63, filled
+
+
+@triton.jit
+def greedy_walk(choice, token, parent, valid, NODES: tl.constexpr, SIZE: tl.constexpr, LONGEST: tl.constexpr):
+    """(path [LONGEST], accepted nodes, the last of them, the token after it), int64; see `specc.ir.ops.greedy_tree`.
+
+    choice [SIZE]: the best token at each node. Whether a node fits its parent is found for all at once; the walk itself
+    then compares small numbers only, of up to 16 nodes the bits of two numbers.
+    """
+    node, turn = tl.arange(0, SIZE), tl.arange(0, LONGEST)
+    above = parent.to(tl.int32)
+    agrees = valid & (token == tl.gather(choice, above & (SIZE - 1), 0)) & (node < NODES)
+    after = tl.where(agrees, above, -2)
+    marks = tl.sum(agrees.to(tl.int64) << node, 0)
+    parents = tl.sum((above & 15).to(tl.int64) << (4 * node), 0)
+    current, count = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    path = tl.zeros([LONGEST], tl.int32)
+    for place in tl.static_range(1, NODES):
+        if SIZE <= 16:
+            accepted = (((marks >> place) & 1) != 0) & (((parents >> (4 * place)) & 15).to(tl.int32) == current)
+        else:
+            accepted = tl.sum(tl.where(node == place, after, 0), 0) == current
+        count += accepted.to(tl.int32)
+        path = tl.where((turn == count) & accepted, place, path)
+        current = tl.where(accepted, place, current)
+    bonus = tl.sum(tl.where(node == current, choice, 0), 0)
+    return path.to(tl.int64), count.to(tl.int64), current.to(tl.int64), bonus
+
+
+@triton.jit
 def lowest(keys):
     """The least value of the dtype of `keys`."""
     if keys.dtype == tl.int64:

@@ -31,19 +31,25 @@ def is_last(arrived, row, parts):
     return last
 
 
-@triton.jit(do_not_specialize=["stride"])
-def row_argmax(x, out, partial, arrived, V, parts, stride, SPAN: tl.constexpr, PARTS: tl.constexpr):
-    """out [R] int64: the first index of the maximum of x [R,V]; NaN counts as the maximum. Grid (parts, R).
-
-    `partial` int64 [R,parts]: a part's best as one number, whose order is that of (value, -index).
-    """
-    follow()
-    part, row = tl.program_id(0), tl.program_id(1)
+@triton.jit
+def part_key(x, part, row, V, stride, SPAN: tl.constexpr):
+    """The best of a part of a row of x as one int64, whose order is that of (value, -column)."""
     column = part * SPAN + tl.arange(0, SPAN)
     values = tl.load(x + row.to(tl.int64) * stride + column, mask=column < V, other=float("-inf")).to(tl.float32)
     keys = tl.where(column < V, ordered_bits(values), -2147483648)
     best, at = tl.max(keys, 0, return_indices=True)
-    key = (best.to(tl.int64) << 32) + (0x7FFFFFFF - part * SPAN - at)
+    return (best.to(tl.int64) << 32) + (0x7FFFFFFF - part * SPAN - at)
+
+
+@triton.jit(do_not_specialize=["stride"])
+def row_argmax(x, out, partial, arrived, V, parts, stride, SPAN: tl.constexpr, PARTS: tl.constexpr):
+    """out [R] int64: the first index of the maximum of x [R,V]; NaN counts as the maximum. Grid (parts, R).
+
+    `partial` int64 [R,parts]: room for the parts' best.
+    """
+    follow()
+    part, row = tl.program_id(0), tl.program_id(1)
+    key = part_key(x, part, row, V, stride, SPAN)
     if PARTS > 1:
         tl.store(partial + row * parts + part, key)
         if is_last(arrived, row, parts):
@@ -52,6 +58,15 @@ def row_argmax(x, out, partial, arrived, V, parts, stride, SPAN: tl.constexpr, P
             tl.store(out + row, 0x7FFFFFFF - (tl.max(each, 0) & 0xFFFFFFFF))
     else:
         tl.store(out + row, 0x7FFFFFFF - (key & 0xFFFFFFFF))
+
+
+@triton.jit(do_not_specialize=["stride"])
+def part_argmax(x, out, V, stride, N: tl.constexpr, SPAN: tl.constexpr):
+    """out int64 [B,parts,N]: what `row_argmax` has of each part of the rows of x [B*N,V]. Grid (parts, B*N)."""
+    follow()
+    part, row = tl.program_id(0), tl.program_id(1)
+    at = (row // N * tl.num_programs(0) + part) * N + row % N
+    tl.store(out + at, part_key(x, part, row, V, stride, SPAN))
 
 
 @triton.jit

@@ -8,12 +8,18 @@ from specc.backends.triton.ops.delta_launch import launch_rank_n, launch_steps, 
 
 
 def delta_rule_(
-    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    settled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [B,T,…] one after the other on state [B,HV,V,K], which is written: (o, u [B,T,HV,V])."""
     rows = rows_of(q, k, v, g, beta)
     o, u = outputs_of(state, rows)
-    launch_walk(state, rows, o, u, after=state)
+    launch_walk(state, rows, o, u, after=state, settled=settled)
     return o, u
 
 

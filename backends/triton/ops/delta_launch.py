@@ -105,10 +105,12 @@ def launch_walk(
     pending: Pending | None = None,
     gate: Gate | None = None,
     config: WalkConfig | None = None,
+    settled: bool = False,
 ) -> None:
     """Token by token. `order` int32 [B,S] or [B,L,S]: L lanes of nodes each; `after` [B,HV,V,K] gets the last state.
 
     `table` [B,N+1,HV,V,K]: room for tiles that are fetched again; with `keep` [B,N,HV,V,K], and gets all states.
+    `settled` (without order, tree and pending factors): the state comes in beside the kernel in front of this one.
     """
     q, k, v, g, beta = rows
     batch, nodes, heads, keys = k.shape
@@ -125,6 +127,7 @@ def launch_walk(
     if order is not None or parent_row is not None:
         size = power_of_two(max(nodes, steps, at_once))
     work = torch.empty(math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device)
+    dependent = not interpreted() if settled else False
     delta_walk[grid](
         state, q, k, v, g, beta,
         state if order is None else order,
@@ -144,7 +147,8 @@ def launch_walk(
         K=keys, V=values, BV=block, C=parts, E=across, NT=size, TB=at_once,
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        AHEAD=int(config.deep and nodes > 1), num_warps=config.warps, num_stages=1,
+        AHEAD=int(config.deep and nodes > 1), DEPENDENT=dependent, num_warps=config.warps, num_stages=1,
+        **(PDL if dependent else {}),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specc.backends.triton.kernels.draft import pack_nodes, rank_scores
+from specc.backends.triton.kernels.draft import pack_nodes, rank_scores, text_tree
 from specc.backends.triton.launch.core import as_bytes, power_of_two
 
 Tensor = torch.Tensor
@@ -60,3 +60,33 @@ def pack_tree(
         num_warps=1 if count <= 128 else 4,
     )
     return tokens, parents, valid, log_probs, source
+
+
+def lookup_tree(
+    history: Tensor, length: Tensor, root: Tensor, nodes: int, steps: int, top_k: int, least: int, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompt lookup's tree from texts [B,C]: tokens, parent, valid, all [B,nodes]."""
+    batch, count = history.shape
+    tokens, parents = (torch.empty((batch, nodes), dtype=torch.int64, device=history.device) for _ in range(2))
+    valid = torch.empty((batch, nodes), dtype=torch.bool, device=history.device)
+    text_tree[(batch,)](
+        history.contiguous(),
+        length.contiguous(),
+        root.contiguous(),
+        tokens,
+        parents,
+        as_bytes(valid, valid),
+        nodes,
+        LEAST=least,
+        MOST=most,
+        MATCHES=nodes - 1,
+        STEPS=steps,
+        CHILDREN=top_k,
+        COUNT=count,
+        SIZE=power_of_two(count, 32),
+        WIDTH=power_of_two(nodes - 1),
+        DEPTH=power_of_two(steps),
+        NODES=power_of_two(nodes),
+        num_warps=8,
+    )
+    return tokens, parents, valid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specc.backends.triton.kernels.vocab import row_argmax, row_topk
+from specc.backends.triton.kernels.vocab import part_argmax, row_argmax, row_topk
 from specc.backends.triton.launch.core import beside, power_of_two
 
 Tensor = torch.Tensor
@@ -62,6 +62,17 @@ def vocabulary_argmax(x: Tensor) -> Tensor:
         PARTS=power_of_two(parts),
         num_warps=8 if span >= 4096 else 4,
         **beside(),
+    )
+    return out
+
+
+def argmax_parts(x: Tensor, span: int) -> Tensor:
+    """int64 [B,P,N]: the best of each `span` columns of x [B,N,V]; see `specc.ir.ops.argmax_parts`."""
+    rows = flat_last(x)
+    count, size = rows.shape
+    out = torch.empty((x.shape[0], -(-size // span), x.shape[1]), dtype=torch.int64, device=x.device)
+    part_argmax[(out.shape[1], count)](
+        rows, out, size, rows.stride(0), N=x.shape[1], SPAN=span, num_warps=8 if span >= 4096 else 4, **beside()
     )
     return out
 

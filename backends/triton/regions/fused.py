@@ -12,7 +12,7 @@ from specc.backends.printing.naming import wanted_name
 from specc.backends.triton.kernels import region_math
 from specc.backends.triton.regions.pointwise import cast
 from specc.backends.triton.regions.reduce import masked
-from specc.backends.triton.regions.values import Block, Parts, Unsupported, Value, padded
+from specc.backends.triton.regions.values import Block, Memory, Parts, Unsupported, Value, contiguous, padded
 from specc.backends.triton.regions.writer import Writer
 from specc.ir import ops
 from specc.ir.scope import named_arguments
@@ -251,6 +251,62 @@ def _best(w: Writer, block: Block, k: int) -> tuple[Value, ...]:
     return tuple(made)
 
 
+def _named(w: Writer, name: str, text: str) -> str:
+    """The name of a statement's result."""
+    made = w.names.fresh(name)
+    w.line(f"{made} = {text}")
+    return made
+
+
+def lookup_tree(w: Writer, node: Node) -> tuple[Value, ...]:
+    """specc.lookup_tree of texts that one program reads."""
+    given = named_arguments(node)
+    history, length, root = w.value(given["history"]), w.block(given["length"]), w.block(given["root"])
+    if w.kind.rows is not None or not isinstance(history, Memory) or history.dims != contiguous(history.shape):
+        raise Unsupported("a text of this form")
+    (count,), nodes, steps = history.shape, given["nodes"], given["steps"]
+    size, width, depth, lanes = padded(count), padded(nodes - 1), padded(steps), padded(nodes)
+    w.largest = max(w.largest, size)
+    text = _named(w, "text", " + ".join((history.pointer, *history.offset)))
+    last = _named(w, "last", f"{w.typed(length)}.to(tl.int32)")
+    sizes = f"LEAST={given['least']}, MOST={given['most']}, COUNT={count}, SIZE={size}"
+    ends = _named(w, "match_ends", f"{w.helper(region_math.suffix_ends)}({text}, {last}, {sizes})")
+    sizes = f"NONE=-1, COUNT={count}, SIZE={size}, K_SIZE={width}"
+    first = _named(w, "latest_ends", f"{w.helper(region_math.last_places)}({ends}, {sizes})")
+    sizes = f"MATCHES={nodes - 1}, STEPS={steps}, CHILDREN={given['top_k']}, COUNT={count}"
+    sizes += f", WIDTH={width}, DEPTH={depth}, NODES={lanes}"
+    token, parent, filled = (w.names.fresh(name) for name in ("token", "above", "filled"))
+    w.line(f"{token}, {parent}, {filled} = {w.helper(region_math.lookup_nodes)}({text}, {last}, {first}, {sizes})")
+    place, shape = w.arange(lanes), (nodes,)
+    return (
+        w.let("tokens", f"tl.where({place} == 0, {w.typed(root)}, {token})", torch.int64, shape, (0,), 1),
+        w.let("parent", f"tl.where({place} == 0, -1, {parent}).to(tl.int64)", torch.int64, shape, (0,), 1),
+        w.let("valid", f"{filled} | ({place} == 0)", torch.bool, shape, (0,), 1),
+    )
+
+
+def greedy_tree(w: Writer, node: Node) -> tuple[Value, ...]:
+    """specc.greedy_tree."""
+    given = named_arguments(node)
+    parts, tokens, valid = (w.full(w.block(given[name])) for name in ("parts", "tokens", "valid"))
+    (_, nodes), longest = parts.shape, given["longest"]
+    if w.kind.rows is not None or any(item.lead != 1 for item in (parts, tokens, valid)) or not 2 <= nodes <= 64:
+        raise Unsupported("a tree of this form")
+    keys = f"tl.max({masked(w, parts, 0, str(-(2**63)))}, 0)" if 0 in parts.axes else parts.text
+    choice = w.let("target_argmax", f"0x7FFFFFFF - ({keys} & 0xFFFFFFFF)", torch.int64, (nodes,), (0,), 1)
+    above = f"{w.arange(padded(nodes))} - 1" if given["parent"] is None else w.full(w.block(given["parent"])).text
+    read = {user.args[1] for user in node.users if user.users}
+    names = [w.names.fresh(name) for name in ("path", "count", "current", "next_token")]
+    named = [name if number in read else f"_{name}" for number, name in enumerate(names)]
+    sizes = f"NODES={nodes}, SIZE={padded(nodes)}, LONGEST={padded(longest)}"
+    walk = f"{w.helper(region_math.greedy_walk)}({choice.text}, {tokens.text}, {above}, {valid.text}, {sizes})"
+    w.line(f"{', '.join(named)} = {walk}")
+    path = Block(names[0], torch.int64, (longest,), (0,), 1)
+    if longest == 1:
+        path = Block(f"tl.max({names[0]}, 0)", torch.int64, (1,), (), 1)
+    return (path, *(Block(name, torch.int64, (), (), 1) for name in names[1:]))
+
+
 def counter_uniform(w: Writer, node: Node) -> Block:
     """specc.counter_uniform."""
     given = named_arguments(node)
@@ -267,6 +323,8 @@ FUSED: Mapping[Any, Callable[[Writer, Node], Any]] = {
     ops.rope: rope,
     ops.rope_tables: rope_tables,
     ops.ancestor_mask: ancestor_mask,
+    ops.greedy_tree: greedy_tree,
+    ops.lookup_tree: lookup_tree,
     ops.pack_tree: pack_tree,
     ops.score_rank: score_rank,
     ops.stable_topk: stable_topk,

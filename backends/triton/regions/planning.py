@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule, Node
@@ -10,10 +12,14 @@ from torch.fx import GraphModule, Node
 from specc.backends.printing.literals import comment_text
 from specc.backends.printing.naming import is_automatic, wanted_name
 from specc.backends.printing.regions import Generated, Plan, RegionCall, Unit, planned
+from specc.backends.triton.kernels import region_math
 from specc.backends.triton.regions import host
-from specc.backends.triton.regions.region import Emitted, Region
+from specc.backends.triton.regions.effects import Touched, root, touched
+from specc.backends.triton.regions.region import INDENT, Emitted, Region
 from specc.backends.triton.regions.schedule import Level, plan_level
+from specc.ir import ops
 from specc.ir.edit import is_impure
+from specc.ir.effects import is_view
 
 IMPORTS = {
     "triton": "import triton",
@@ -21,6 +27,8 @@ IMPORTS = {
     "Tensor": "from torch import Tensor",
     "torch": "import torch",
 }
+FOLLOWING = frozenset({ops.commit_path_layers_, ops.conv_commit_layers_})
+"""Ops whose kernels wait for the kernel in front of them before all else, and let the next one start only then."""
 HOST = (host.dense, host.frequencies, host.beside)
 _DONE: WeakKeyDictionary[GraphModule, tuple[str, Plan]] = WeakKeyDictionary()
 
@@ -36,9 +44,41 @@ def plan(module: GraphModule) -> Plan:
 
 def _made(level: Level) -> Plan:
     units: list[Unit] = []
+    ahead: Node | None = None
     for unit in level.order:
-        units.append(_call(unit, level.emitted[unit]) if isinstance(unit, Region) else unit)
+        if isinstance(unit, Region):
+            emitted = level.emitted[unit]
+            beside = ahead is not None and _apart(unit, emitted, touched(ahead))
+            units.append(_call(unit, _late(emitted) if beside else emitted))
+            ahead = None
+        else:
+            units.append(unit)
+            if not _launches_nothing(unit):
+                ahead = unit if unit.target in FOLLOWING else None
     return planned(units)
+
+
+def _launches_nothing(node: Node) -> bool:
+    return node.op != "call_function" or node.target is operator.getitem or is_view(node)
+
+
+def _apart(region: Region, emitted: Emitted, other: Touched) -> bool:
+    """Whether a region neither reads nor writes what another call writes, nor writes what that reads."""
+    written = {item for node in region.nodes for item in touched(node).writes}
+    read = {root(item) for item in emitted.inputs}
+    return not (other.writes & (read | written) or other.reads & written)
+
+
+def _late(emitted: Emitted) -> Emitted:
+    """The kernel beside the launch in front of it: it waits for that one when its own work is done.
+
+    It starts when all programs of that launch are behind their own wait: what stands before is complete then. It ends
+    behind that launch, so that whoever waits for this kernel has waited for both.
+    """
+    wait = f"{INDENT}{region_math.follow.fn.__name__}()"
+    assert emitted.kernel.count(wait) == 1
+    lines = [line for line in emitted.kernel.splitlines() if line != wait]
+    return replace(emitted, kernel="\n".join([*lines, wait]))
 
 
 def _call(region: Region, emitted: Emitted) -> RegionCall:

@@ -15,7 +15,7 @@ from specc.ir.ops.delta_buffer import (
     delta_rule_verify_pending_,
 )
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
-from specc.ir.ops.draft import int_table, pack_tree, score_rank, stable_topk
+from specc.ir.ops.draft import int_table, lookup_tree, pack_tree, score_rank, stable_topk
 from specc.ir.ops.gates import token_conv_gates_, tree_conv_gates_
 from specc.ir.ops.layers import (
     append_path_layers_,
@@ -32,13 +32,14 @@ from specc.ir.ops.npu_attention import attention_mask, masked_attention, npu_fus
 from specc.ir.ops.npu_cache import joined_rows, npu_scatter_update
 from specc.ir.ops.npu_delta import npu_chain_slots, npu_pool_fill, npu_pool_read, npu_recurrent_chain
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
-from specc.ir.ops.vocab import reject_tree, topk_log_probs, vocabulary_argmax
+from specc.ir.ops.vocab import argmax_parts, greedy_tree, reject_tree, topk_log_probs, vocabulary_argmax
 
 __all__ = [
     "ancestor_mask",
     "append_path_layers_",
     "append_rows",
     "append_rows_",
+    "argmax_parts",
     "attention_mask",
     "batch_index",
     "causal_attention",
@@ -63,9 +64,11 @@ __all__ = [
     "delta_rule_verify_states",
     "full_rows",
     "fused_linear",
+    "greedy_tree",
     "int_table",
     "iota",
     "joined_rows",
+    "lookup_tree",
     "masked_attention",
     "moe",
     "npu_chain_slots",

@@ -19,15 +19,25 @@ def _chain_fake(
 
 
 @op(
-    f"delta_rule_(Tensor(a!) state, {_ROWS}) -> (Tensor, Tensor)",
+    f"delta_rule_(Tensor(a!) state, {_ROWS}, bool settled=False) -> (Tensor, Tensor)",
     fake=_chain_fake,
     levels=_BUFFER,
     meta={"value_form": "delta_rule"},
 )
 def delta_rule_(
-    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    settled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`delta_rule` whose state' takes the place of `state`: (o, u)."""
+    """`delta_rule` whose state' takes the place of `state`: (o, u).
+
+    settled: the op in front of this one is a launch that neither writes the state nor starts before all others that do
+    are complete; so a device may read the state while that one runs.
+    """
     o, u, after = delta_rule(state, q, k, v, g, beta)
     state.copy_(after)
     return o, u

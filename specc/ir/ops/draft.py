@@ -115,3 +115,67 @@ def pack_tree(
     parents = torch.where(first, torch.full_like(candidate, -1), packed(above))
     source = torch.where(filled, candidate + 1, torch.zeros_like(candidate))
     return tokens, parents, filled | first, packed(log_prob), source
+
+
+def _lookup_fake(
+    history: torch.Tensor, length: torch.Tensor, root: torch.Tensor, nodes: int, *_: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shape = (history.shape[0], nodes)
+    return history.new_empty(shape), history.new_empty(shape), history.new_empty(shape, dtype=torch.bool)
+
+
+@op(
+    "lookup_tree(Tensor history, Tensor length, Tensor root, int nodes, int steps, int top_k, int least, int most) "
+    "-> (Tensor, Tensor, Tensor)",
+    fake=_lookup_fake,
+)
+def lookup_tree(
+    history: torch.Tensor,
+    length: torch.Tensor,
+    root: torch.Tensor,
+    nodes: int,
+    steps: int,
+    top_k: int,
+    least: int,
+    most: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Prompt lookup's tree: tokens, parent, valid [B,nodes] as `pack_tree` has them.
+
+    The text of a row is history[: length + 1]. What followed the latest nodes - 1 places at which its longest suffix of
+    least … most tokens stood before is merged into a trie, latest first, `steps` tokens each, until `nodes` are there:
+    a token that would be one child more than top_k ends its continuation (design 03, "Prompt lookup").
+    """
+    made = [
+        _lookup_row(row[: int(last) + 1].tolist(), nodes, steps, top_k, least, most)
+        for row, last in zip(history, length, strict=True)
+    ]
+    tokens, parent = (torch.tensor([row[part] for row in made], device=history.device) for part in (0, 1))
+    tokens[:, 0] = root
+    filled = torch.tensor([row[2] for row in made], device=history.device)
+    return tokens, parent, torch.arange(nodes, device=history.device) < filled.unsqueeze(1)
+
+
+def _lookup_row(
+    text: list[int], nodes: int, steps: int, top_k: int, least: int, most: int
+) -> tuple[list[int], list[int], int]:
+    """(tokens, parents, how many nodes there are) of one text, padded with 0."""
+    places: list[int] = []
+    for size in range(min(most, len(text)), least - 1, -1):
+        places = [at for at in range(len(text) - 1, size - 1, -1) if text[at - size : at] == text[-size:]]
+        if places:
+            break
+    children: list[dict[int, int]] = [{}]
+    tokens, parents = [0], [-1]
+    for at in places[: nodes - 1]:
+        node = 0
+        for token in text[at : at + steps]:
+            if token not in children[node]:
+                if len(children[node]) == top_k or len(tokens) == nodes:
+                    break
+                children[node][token] = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+                children.append({})
+            node = children[node][token]
+    padding = [0] * (nodes - len(tokens))
+    return tokens + padding, parents + padding, len(tokens)

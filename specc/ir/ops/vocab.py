@@ -22,6 +22,59 @@ def vocabulary_argmax(x: torch.Tensor) -> torch.Tensor:
     return x.argmax(-1)
 
 
+def _parts_fake(x: torch.Tensor, span: int) -> torch.Tensor:
+    return x.new_empty((x.shape[0], -(-x.shape[2] // span), x.shape[1]), dtype=torch.int64)
+
+
+@op("argmax_parts(Tensor x, int span) -> Tensor", fake=_parts_fake)
+def argmax_parts(x: torch.Tensor, span: int) -> torch.Tensor:
+    """Parts of `vocabulary_argmax` of x [B,N,V]: int64 [B,P,N], each `span` columns' largest value and its column.
+
+    One number: the value in the upper half, in the order of floats (NaN above all), and 2^31 - 1 minus the column in
+    the lower one. The greatest of them tells the argmax (see `greedy_tree`).
+    """
+    wide = torch.where(x == 0.0, torch.zeros_like(x), x).float()
+    bits = wide.view(torch.int32).long()
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    bits = torch.where(wide.isnan(), torch.full_like(bits, 0x7FFFFFFF), bits)
+    keys = (bits << 32) + (0x7FFFFFFF - torch.arange(x.shape[2], device=x.device))
+    return torch.stack([part.amax(-1) for part in keys.split(span, dim=2)], dim=1)
+
+
+def _greedy_fake(
+    parts: torch.Tensor, tokens: torch.Tensor, parent: torch.Tensor | None, valid: torch.Tensor, longest: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    count, current, bonus = (tokens.new_empty(tokens.shape[:1]) for _ in range(3))
+    return tokens.new_empty(tokens.shape[0], longest), count, current, bonus
+
+
+@op(
+    "greedy_tree(Tensor parts, Tensor tokens, Tensor? parent, Tensor valid, int longest) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_greedy_fake,
+)
+def greedy_tree(
+    parts: torch.Tensor, tokens: torch.Tensor, parent: torch.Tensor | None, valid: torch.Tensor, longest: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Greedy acceptance of a tree: path [B,longest], accepted nodes [B], the last of them [B], the next token [B].
+
+    parts int64 [B,P,N]: `argmax_parts` of the logits; tokens, parent [B,N] (None: a chain), valid bool [B,N]. A node is
+    accepted if its parent is the last accepted one and its token the argmax there.
+    """
+    choice = 0x7FFFFFFF - (parts.amax(1) & 0xFFFFFFFF)
+    current = tokens.new_zeros(tokens.shape[0])
+    count, path = torch.zeros_like(current), tokens.new_zeros(tokens.shape[0], longest)
+    for node in range(1, tokens.shape[1]):
+        wanted = choice.gather(1, current.unsqueeze(1)).squeeze(1)
+        accepted = valid[:, node] & (current == (node - 1 if parent is None else parent[:, node]))
+        accepted = accepted & (tokens[:, node] == wanted)
+        count = count + accepted
+        at_end = torch.arange(longest, device=path.device) == count.unsqueeze(1)
+        path = torch.where(at_end & accepted.unsqueeze(1), torch.full_like(path, node), path)
+        current = torch.where(accepted, torch.full_like(current, node), current)
+    return path, count, current, choice.gather(1, current.unsqueeze(1)).squeeze(1)
+
+
 def _best_fake(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (*logits.shape[:-1], k)
     wide = torch.promote_types(logits.dtype, torch.float32)

@@ -94,6 +94,11 @@ def lookup_chain(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft
 
 
 def lookup_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
+    """The tree of what followed earlier occurrences (see `trie`)."""
+    return trie(b, ctx.nodes, draft)
+
+
+def trie(b: StepBuilder, nodes: int, draft: DraftConfig) -> Draft:
     """The continuations after the latest matches merged into a tree (a trie), at most top_k children each.
 
     Matches are taken latest first, at most W = num_speculative_tokens of them: each that adds anything adds a node.
@@ -104,7 +109,7 @@ def lookup_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
     shares its first s + 1 tokens; else it stands for the first that does, its owner.
     """
     history, length = b.slot("history"), b.slot("length")
-    count = min(ctx.nodes - 1, history.meta["val"].shape[1])
+    count = min(nodes - 1, history.meta["val"].shape[1])
     end = _latest(b, suffix_matches(b, history, length, draft), count, "latest_ends")
     token, in_text = _continuations(b, history, length, end, draft.num_steps)
     prefix = _same_prefix(b, token, in_text)
@@ -118,11 +123,11 @@ def lookup_tree(b: StepBuilder, ctx: LowerContext, draft: DraftConfig) -> Draft:
     chosen = b.call(aten.logical_and.default, new, b.call(aten.ne.Scalar, kept, 0))
     chosen = b.call(aten.flatten.using_ints, chosen, 1, 2, name="chosen")
     number = b.call(aten.cumsum.default, chosen, 1)
-    within = b.call(aten.le.Scalar, number, ctx.nodes - 1)
+    within = b.call(aten.le.Scalar, number, nodes - 1)
     chosen = b.call(aten.logical_and.default, chosen, within, name="chosen_within_budget")
     flat = b.call(aten.flatten.using_ints, token, 1, 2)
     no_law = b.call(aten._to_copy.default, b.call(aten.zeros_like.default, flat), dtype=torch.float32)
-    parts = (chosen, flat, _parents(b, owner), no_law, b.slot("root_token"), ctx.nodes)
+    parts = (chosen, flat, _parents(b, owner), no_law, b.slot("root_token"), nodes)
     packed = b.call(ops.pack_tree, *parts, name="tree")
     return Draft(b.item(packed, 0, "tokens"), b.item(packed, 1, "parent"), b.item(packed, 2, "valid"))
 

@@ -115,6 +115,8 @@ def _token(body: BodyBuilder, made: Node, kind: str, change: str) -> Node:
     elif change == "inputs written":
         body.call(aten.mul_.Scalar, body["window"], 2.0)
     heads = _heads(body, y)
+    if change == "work between":
+        made = body.call(aten.neg.default, made)
     g, beta = first or rows(body, made, kind, change, mask)
     if change == "no rule":
         return _after(body, heads[2], made)
@@ -167,6 +169,14 @@ def test_one_op_stands_for_the_convolution_and_the_gates(kind: str) -> None:
     assert not {ops.short_conv_, ops.tree_conv, aten.softplus.default, aten.sigmoid.default} & targets(made)
     for left, right in zip(outcome(module), outcome(made), strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", ["", "work between"])
+def test_a_tokens_rule_right_behind_its_convolution_may_read_the_state_early(change: str) -> None:
+    made, notes = joined_gates(layers("token", change))
+    assert notes == []
+    rule = next(n for block in modules(made) for n in block.graph.nodes if n.target is ops.delta_rule_)
+    assert rule.args[6:] == ((True,) if not change else ())
 
 
 def test_it_has_the_origins_of_all_that_it_stands_for() -> None:
