@@ -68,5 +68,11 @@ def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
             f"the {target} backend does not keep recurrent states in {runtime.state_dtype} yet",
             loaded.source.span("runtime", "state_dtype"),
             label="not yet",
-            help=f"state types of this backend: {', '.join(sorted(STATE_DTYPES[target]))}",
+            help=_state_remedy(target, runtime.state_dtype),
         )
+
+
+def _state_remedy(target: str, dtype: str) -> str:
+    """A state type that the target has, and the targets that have this one."""
+    others = ", ".join(sorted(name for name, held in STATE_DTYPES.items() if dtype in held))
+    return f"write `state_dtype: {min(STATE_DTYPES[target])}`; {others} keep {dtype} states"

@@ -43,6 +43,8 @@ STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
 GATES = (random(B, R, HQ), random(B, R, HQ, seed=1), random(HQ), random(HQ, seed=1), 2)
+NARROW_POOL = STATE.bfloat16().unsqueeze(1).repeat(1, R + 1, 1, 1, 1)
+NARROW_ROWS = tuple(x.bfloat16() if place < 3 else x.float() for place, x in enumerate(ROWS))
 HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
 FUSED = tuple(random(B, rows, heads, 16).to(torch.bfloat16) for rows, heads in ((M, HQ), (C, HKV), (C, HKV)))
 
@@ -61,6 +63,13 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (ops.argmax_parts(random(B, R, 7), 4), PARENT_ROW, above, VALID, 3) for above in (None, PARENT_ROW - 1)
     ],
     "conv_commit": [(WINDOW, INPUTS, PATH, ints(3, 0))],
+    "npu_chain_slots": [(ints(1, 2), 3, tokens) for tokens in (1, 3)],
+    "npu_pool_read": [(NARROW_POOL, ints(1, 2))],
+    "npu_pool_fill": [(NARROW_POOL, NARROW_POOL[:, 0].clone())],
+    "npu_recurrent_chain": [
+        (NARROW_POOL, *NARROW_ROWS, ops.npu_chain_slots(ints(1, 0), R + 1, R + 1)),
+        (NARROW_POOL[:, 0].clone(), *(x[:, :1] for x in NARROW_ROWS), ops.npu_chain_slots(ints(0, 0), 1, 1)),
+    ],
     "delta_rule": [(STATE, *ROWS), (STATE.float(), *ROWS, TREE[1])],
     "delta_rule_": [(STATE.clone(), *ROWS)],
     "delta_rule_chunk": [(STATE, *ROWS, chunk) for chunk in (1, 3, 64)],

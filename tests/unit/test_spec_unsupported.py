@@ -33,7 +33,9 @@ def test_a_plain_transformer_compiles_for_the_reference() -> None:
         (DELTANET, "reference", []),
         (DELTANET.replace("{num", "{use_short_conv: false, num"), "reference", []),
         (DELTANET + "runtime: {dtype: float64}\n", "reference", []),
-        (DELTANET + "runtime: {state_dtype: bfloat16}\n", "reference", [("SPC204", 6)]),
+        (DELTANET + "runtime: {state_dtype: bfloat16}\n", "reference", []),
+        (DELTANET + "runtime: {dtype: bfloat16, state_dtype: bfloat16}\n", "ascend", []),
+        (DELTANET + "runtime: {state_dtype: bfloat16}\n", "onnx", [("SPC204", 6)]),
         (SPEC_START + "runtime: {kv_layout: paged, dtype: bfloat16}\n", "reference", [("SPC203", 5), ("SPC204", 5)]),
         (SPEC_START + "runtime: {dtype: float64}\n", "reference", []),
         (SPEC_START + "runtime: {dtype: bfloat16}\n", "triton", []),
@@ -53,6 +55,6 @@ def test_ascend_contracts_are_checked_for_its_target_without_its_section() -> No
 
 
 def test_a_refusal_says_what_there_is() -> None:
-    (finding,) = unsupported(loads(DELTANET + "runtime: {state_dtype: bfloat16}\n"), "reference")
+    (finding,) = unsupported(loads(DELTANET + "runtime: {state_dtype: bfloat16}\n"), "triton")
     assert "recurrent states in bfloat16" in finding.render()
-    assert "float32, float64" in finding.render()
+    assert "write `state_dtype: float32`; ascend, reference keep bfloat16 states" in finding.render()
