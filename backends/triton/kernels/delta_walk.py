@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.delta_rows import gates
 from specc.backends.triton.kernels.delta_tile import (
@@ -31,6 +30,7 @@ from specc.backends.triton.kernels.delta_tile import (
     wide,
 )
 from specc.backends.triton.kernels.dot import rounded
+from specc.backends.triton.kernels.region_math import follow
 
 NUMBERS = tl.constexpr(8)
 """Floats per node in a program's table: one sector. Six are a token's numbers, two say where it stands in a tree."""
@@ -190,8 +190,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
         return
     tiles = load_tile(home, value, K, V, BV, C, E)
     if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+        follow()
     last = -1
     if TREE:
         plan(order, parent, work, b, N, steps, NT, ORDER)
