@@ -17,6 +17,7 @@ from specc.backends.triton.greedy import greedy_walks
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.lookup import written_lookups
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
+from specc.backends.triton.projections import attention_projections
 from specc.backends.triton.regions import plan
 from specc.backends.triton.rotations import attention_steps
 from specc.backends.triton.runtime.decoder import Decoder
@@ -51,7 +52,7 @@ DIALECT = Dialect(
 def prepared(graph: GraphModule) -> GraphModule:
     """A step graph with the ops that only this backend has kernels for."""
     made = moved_windows(written_lookups(greedy_walks(vocabulary_kernels(graph))))
-    for rewrite in (attention_steps, joined_gates, batch_layers):
+    for rewrite in (attention_steps, attention_projections, joined_gates, batch_layers):
         made, _ = rewrite(made)
     return made
 

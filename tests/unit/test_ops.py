@@ -102,6 +102,10 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (Q, *ROPED, KC.clone(), VC.clone(), LENGTH - 1, count, mask, 0.3, False)
         for count, mask in ((None, None), (ints(3, 1), MASK[..., :M].contiguous()))
     ],
+    "rope_attention_linear_": [
+        (Q, *ROPED, KC.clone(), VC.clone(), LENGTH - 1, None, None, 0.3, False, random(6, HQ * D), bias, residual)
+        for bias, residual in ((None, None), (random(6), random(B, M, 6)))
+    ],
     "ancestor_mask": [(PARENT_ROW, VALID)],
     "append_rows": [(KC, KN, ints(1, 2), ints(0, 4))],
     "append_rows_": [(KC.clone(), KN, ints(1, 2), ints(0, 4)), (KC.clone(), KN, ints(1, 2))],

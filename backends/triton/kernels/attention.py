@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.attention_parts import leave_part
+from specc.backends.triton.kernels.attention_parts import joined, leave_part, seen_parts
 from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
 
@@ -220,30 +220,20 @@ def attention_split(
     leave_part(acc, total, top, partial, lse, out, wide, head, tile, part, M, HKV, S, tiles, G, D, BM, SPLIT)
 
 
-@triton.jit(do_not_specialize=["tiles", "M", "HKV", "S"])
-def attention_merge(partial, lse, out, tiles, M, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-                    BM: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """out [B,M,HKV*G,D] from the parts of `attention_split`; grid (M*G, HKV, B). SP: S or more, in steps of STEP.
+@triton.jit(do_not_specialize=["tiles", "M", "R", "HKV", "S"])
+def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+                    BM: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """out [B,M,HKV*G,D] from S parts, each of STEP of length[b] + R columns at least, PARTS of them at a time; grid
+    (M*G, HKV, B).
 
     One warp and no shared memory: programs fit beside those of the kernel in front and wait there.
     """
     packed, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    parts, d = seen_parts(length + b, R, S, STEP), tl.arange(0, DP)
     at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
-    if PDL:
+    row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
+    if PDL:  # the length is read before: the kernel in front is the attention, which does not write it
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    part, d = tl.arange(0, SP), tl.arange(0, DP)
-    top = tl.max(tl.load(lse + at + part, mask=part < S, other=float("-inf")), 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total, acc = tl.zeros([STEP], tl.float32), tl.zeros([DP], tl.float32)
-    for begin in tl.range(0, S, STEP):
-        some = begin + tl.arange(0, STEP)
-        share = tl.exp2(tl.load(lse + at + some, mask=some < S, other=float("-inf")) - top)
-        here = (share > 0)[:, None] & (d < D)[None, :]
-        rows = tl.load(partial + (at + some)[:, None] * D + d[None, :], mask=here, other=0.0)
-        total += share
-        acc += tl.sum(rows * share[:, None], 0)
-    whole = tl.sum(total, 0)
-    row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
-    result = acc * (1.0 / tl.where(whole > 0, whole, 1.0))
+    result = joined(partial, lse, at, tl.minimum(d, D - 1), parts, D, PARTS)
     tl.store(out + row * D + d, rounded(result, out), mask=d < D)

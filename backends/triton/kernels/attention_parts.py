@@ -1,4 +1,7 @@
-"""What a program leaves of an attention: all of it, or a part that `attention_merge` joins with the others."""
+"""What a program leaves of an attention: all of it, or a part to be joined with the others.
+
+By `attention_merge`, or by the product behind it while it reads its x: both call `joined`, so both give the same bits.
+"""
 
 # Triton's language, not Python's types.
 # mypy: ignore-errors
@@ -34,3 +37,52 @@ def leave_part(acc, total, top, partial, lse, out, wide, head, tile, part, M, HK
     else:
         at = (wide * M + token) * HKV * G + head * G + packed % G
         tl.store(out + at[:, None] * D + d[None, :], rounded(result, out), mask=(token < M)[:, None] & inside)
+
+
+@triton.jit
+def seen_parts(length, rows, S, STEP: tl.constexpr):
+    """How many of S parts, each of STEP columns at least, can have seen anything of `length` columns and `rows`."""
+    return tl.minimum(S, tl.cdiv(tl.load(length).to(tl.int32) + rows, STEP) + 1)
+
+
+@triton.jit
+def read_parts(partial, lse, at, d, first, parts, D: tl.constexpr, PARTS: tl.constexpr):
+    """Log-sum-exps and rows of PARTS parts from `first` on, as tuples; beyond `parts` -inf and anything."""
+    sums, rows = (), ()
+    for place in tl.static_range(PARTS):
+        there = first + place < parts
+        sums = sums + (tl.load(lse + at + (first + place), mask=there, other=float("-inf")),)
+        rows = rows + (tl.load(partial + (at + (first + place)) * D + d, mask=there),)
+    return sums, rows
+
+
+@triton.jit
+def add_parts(acc, total, sums, rows, top, PARTS: tl.constexpr):
+    """(acc, total) and PARTS parts more, in order; rows of parts that have seen nothing may hold anything."""
+    for place in tl.static_range(PARTS):
+        share = tl.exp2(sums[place] - top)
+        row = tl.where(share > 0, rows[place], 0.0)
+        acc, total = tl.fma(row, tl.broadcast_to(share, row.shape), acc), total + share
+    return acc, total
+
+
+@triton.jit
+def joined(partial, lse, at, d, parts, D: tl.constexpr, PARTS: tl.constexpr):
+    """Attention from its parts, in float32: elements d of the rows whose first parts are number `at`.
+
+    Parts are added in order, whatever the shapes and PARTS, the number of parts that is read at a time.
+    """
+    sums, rows = read_parts(partial, lse, at, d, 0, parts, D, PARTS)
+    top = sums[0]
+    for place in tl.static_range(1, PARTS):
+        top = tl.maximum(top, sums[place])
+    for first in tl.range(PARTS, parts, PARTS):
+        for place in tl.static_range(PARTS):
+            top = tl.maximum(top, tl.load(lse + at + (first + place), mask=first + place < parts, other=float("-inf")))
+    top = tl.where(top == float("-inf"), 0.0, top)
+    acc, total = tl.zeros_like(rows[0]), top * 0.0
+    acc, total = add_parts(acc, total, sums, rows, top, PARTS)
+    for first in tl.range(PARTS, parts, PARTS):
+        sums, rows = read_parts(partial, lse, at, d, first, parts, D, PARTS)
+        acc, total = add_parts(acc, total, sums, rows, top, PARTS)
+    return acc * (1.0 / tl.where(total > 0, total, 1.0))

@@ -71,19 +71,19 @@ def attention_step(
         tl.extra.cuda.gdc_launch_dependents()
     packed = tile * BM + tl.arange(0, BM)
     token, committed = packed // G, tl.load(length + b).to(tl.int32)
+    kept = M
+    if COUNT:
+        kept = tl.load(count + b).to(tl.int32)
+    d = tl.arange(0, DP)  # all that does not depend on the length is asked for before it is needed
+    q_rows = q + wide * stride_qb + token * stride_qm + (head * G + packed % G) * stride_qh
+    x = rotated_rows(q_rows, wide * M + token, cos, sin, token < M, q, D, DP)
     end = committed + M
     if CAUSAL:
         end = committed + tl.minimum((tile * BM + BM - 1) // G, M - 1) + 1
     full = committed // BN
     start, stop = part_of(part, tl.zeros_like(committed), end, S, BN, LEAST)
-    kept = M
-    if COUNT:
-        kept = tl.load(count + b).to(tl.int32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
-    d = tl.arange(0, DP)
-    q_rows = q + wide * stride_qb + token * stride_qm + (head * G + packed % G) * stride_qh
-    x = rotated_rows(q_rows, wide * M + token, cos, sin, token < M, q, D, DP)
     for step in tl.range(start, tl.minimum(stop, full)):
         k = whole_tile(k_tiles, k_head, length, b, head, step * BN, C, stride_kr, D, DP, BN, 0, TMA)
         v = whole_tile(v_tiles, v_head, length, b, head, step * BN, C, stride_vr, D, DP, BN, 0, TMA)

@@ -19,8 +19,8 @@ from specc.ir.ops.attention import rope_frequencies
 
 Tensor = torch.Tensor
 LOG2E = 1.4426950408889634
-MERGED = 4096
-"""Elements that the merge has in flight."""
+MERGED = 16
+"""Parts that the merge reads at a time, at most."""
 MOST_TOKENS = 64
 """Tokens of a decoding step, at most; more are a prompt."""
 BULK = 16
@@ -58,14 +58,14 @@ def alike(k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
     return (k_new, v_new) if k_new.stride() == v_new.stride() else (k_new.contiguous(), v_new.contiguous())
 
 
-def merge_parts(partial: Tensor, lse: Tensor, out: Tensor, shared: int, tiles: int, parts: int, rows: int) -> None:
-    """out [B,M,Hq,D] from the results of `parts` parts and their log-sum-exps, of `tiles` tiles of `rows` a KV head."""
+def merge_parts(join: Joining, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig) -> None:
+    """out [B,M,Hq,D] from parts of length[b] + `new` columns."""
     batch, tokens, heads, dim = out.shape
-    padded, rounds, pdl = power_of_two(dim, 16), power_of_two(parts), not interpreted()
+    pdl = not interpreted()
     attention_merge[(tokens * heads // shared, shared, batch)](
-        partial, lse, out, tiles, tokens, shared, parts,
-        G=heads // shared, D=dim, DP=padded, BM=rows, SP=rounds, STEP=min(rounds, max(1, MERGED // padded)), PDL=pdl,
-        num_warps=1, **({"launch_pdl": True} if pdl else {}),
+        join.partial, join.lse, out, length, join.tiles, tokens, new, shared, join.parts,
+        G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, STEP=config.bn * config.least,
+        PARTS=min(MERGED, power_of_two(join.parts)), PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 
@@ -81,10 +81,10 @@ class Joining:
     partial: Tensor
     lse: Tensor
 
-    def finish(self, out: Tensor, shared: int, rows: int) -> None:
-        """The second launch, where there are several parts."""
+    def finish(self, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig) -> None:
+        """The second launch, where there are several parts: of length[b] + `new` columns."""
         if self.parts > 1:
-            merge_parts(self.partial, self.lse, out, shared, self.tiles, self.parts, rows)
+            merge_parts(self, out, length, new, shared, config)
 
 
 def joining(out: Tensor, shared: int, columns: int, config: AttentionConfig) -> Joining:
@@ -152,7 +152,7 @@ def attend(
         SPLIT=join.parts > 1, BLOCK=fresh is None and tokens > MOST_TOKENS, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
-    join.finish(out, shared, config.rows)
+    join.finish(out, length, rows, shared, config)
     return out
 
 

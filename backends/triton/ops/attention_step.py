@@ -7,10 +7,23 @@ import torch
 from specc.backends.triton.kernels.attention_inputs import rotate_and_append
 from specc.backends.triton.kernels.attention_step import attention_step
 from specc.backends.triton.launch.core import interpreted, power_of_two
-from specc.backends.triton.ops.attention import LOG2E, alike, attend, boxes, joining, rows_contiguous
+from specc.backends.triton.ops.attention import LOG2E, Joining, alike, attend, boxes, joining, rows_contiguous
 from specc.backends.triton.ops.attention_configs import AttentionConfig, step_config
+from specc.backends.triton.ops.linear import LinearConfig, flat_rows, fused_linear, launch_linear, linear_config
+from specc.backends.triton.ops.linear_once import Left
 
 Tensor = torch.Tensor
+JOINED_ROWS = 1
+"""Tokens of all sequences up to which a product joins the parts of attention in front of it: each program does it."""
+AT_ONCE = 8
+"""Parts that it reads at a time."""
+
+
+def config_of(q: Tensor, shared: int) -> AttentionConfig:
+    """The configuration for q [B,M,Hq,D] and so many KV heads."""
+    batch, tokens, heads, dim = q.shape
+    padded = power_of_two(dim, 16)
+    return step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4)
 
 
 def kept_in_place(cache: Tensor) -> Tensor:
@@ -40,15 +53,38 @@ def rope_attention_(
 
     `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own.
     """
+    shared = k_cache.shape[2]
+    config = config or config_of(q, shared)
+    if not config.step:
+        k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
+        q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
+        rotated = rotate_first(q, k, v, cos, sin, k_cache, v_cache, length, count)
+        return attend(rotated, k_cache, v_cache, length, q.shape[1], scale, 0, mask=mask, config=config)
+    out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
+    join.finish(out, length, q.shape[1], shared, config)
+    return out
+
+
+def launch_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    config: AttentionConfig,
+) -> tuple[Tensor, Joining]:
+    """The one launch of `rope_attention_`: (out, its parts); what several parts have seen is not in `out` yet."""
     k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
     q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
     batch, tokens, heads, dim = q.shape
     shared, capacity = k_cache.shape[2], k_cache.shape[1]
     group, padded = heads // shared, power_of_two(dim, 16)
-    config = config or step_config(padded, tokens * group, batch * shared, q.element_size() == 4)
-    if not config.step:
-        rotated = rotate_first(q, k, v, cos, sin, k_cache, v_cache, length, count)
-        return attend(rotated, k_cache, v_cache, length, tokens, scale, 0, mask=mask, config=config)
     out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     join = joining(out, shared, capacity + tokens, config)
     bits = q if mask is None else mask.view(torch.uint8)
@@ -65,8 +101,47 @@ def rope_attention_(
         EARLY=config.early, SPLIT=join.parts > 1, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
-    join.finish(out, shared, config.rows)
-    return out
+    return out, join
+
+
+def rope_attention_linear_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    fused: bool,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    config: AttentionConfig | None = None,
+    linear: LinearConfig | None = None,
+) -> Tensor:
+    """`rope_attention_`, then y [B,M,F] = out W^T + bias + residual; where that is faster the product itself joins the
+    parts that attention has left. Both ways give the same bits.
+    """
+    shared, (batch, tokens, heads, dim) = k_cache.shape[2], q.shape
+    config = config or config_of(q, shared)
+    linear = linear or linear_config(weight.shape[1], weight.shape[0], False, q.dtype)
+    if not config.step or not linear.once(weight.shape[1]) or batch * tokens > JOINED_ROWS:
+        out = rope_attention_(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, fused, config)
+        return fused_linear(out.view(batch, tokens, -1), weight, bias, None, 0.0, "none", residual)
+    out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
+    rows, left = out.view(batch * tokens, -1), None
+    if join.parts > 1:
+        padded, step = join.tiles * config.rows, config.bn * config.least
+        at_once = min(AT_ONCE, power_of_two(join.parts))
+        rows, left = join.partial, Left(join.lse, length, join.parts, padded, heads // shared, dim, step, at_once)
+    y = torch.empty(batch, tokens, weight.shape[0], dtype=q.dtype, device=q.device)
+    beside = None if residual is None else flat_rows(residual)
+    launch_linear(rows, weight, bias, None, 0.0, False, beside, y.view(batch * tokens, -1), linear, left=left)
+    return y
 
 
 def rotate_first(

@@ -1,9 +1,10 @@
-"""`fused_linear` for few rows by kernels that stream the weight; for many rows by torch.
+"""`fused_linear` by kernels that stream the weight, with two tables of configurations; for very many rows by torch.
 
 Roundings: what the op's reference rounds on the way (the normalised x times the norm's weight, gate and up, the product
 before the residual) stays in float32 here; the result is rounded once. The norm's weight meets x before the product and
 1 / rms after it, so a bfloat16 x * norm_weight is rounded once, as in torch. A row's bits do not depend on the other
-rows, nor on how many there are, up to `MOST_ROWS`.
+rows, nor on how many there are, up to `MOST_ROWS`; between there and `MANY_ROWS` they are others, but again the same
+for any number. Those of torch depend on the number.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Any
 import torch
 
 from specc.backends.triton.kernels.linear import linear
-from specc.backends.triton.kernels.linear_once import linear_once
+from specc.backends.triton.kernels.linear_norm import normed_rows
 from specc.backends.triton.launch.core import interpreted, power_of_two
+from specc.backends.triton.ops.linear_once import LEAST_ROWS, Left, launch_once
 
 Tensor = torch.Tensor
 
 MOST_ROWS = 64
-"""Rows up to which the kernel is used; above, the products are bound by arithmetic and cuBLAS is faster."""
+"""Rows up to which `LINEAR` is used: the weight is what takes time, and each program normalises x on the way."""
+MANY_ROWS, SMALL_ROWS, SMALL = 128, 256, 1 << 21
+"""Rows up to which `MANY` is used, and for layers of up to `SMALL` weights. Above, cuBLAS is faster: chains of 256 rows
+take 0.85x and 0.95x of the kernel's time at GDN-1.3B and Llama-3.2-1B, but 1.22x at SmolLM2."""
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
-LEAST_ROWS = 16
-"""Rows of x that a product takes at least."""
-BLOCK_ROWS = 32
-"""Rows of x that a program takes at most; more are further programs, which find the weight in the L2 cache."""
 COUNTERS = 1 << 16
 """Tiles times blocks of rows that can wait for programs to arrive: 4096 rows of a layer with 64 features per tile."""
 
@@ -40,6 +41,8 @@ class LinearConfig:
     `stages` 0: all columns (at most `bk`) in one step, a tile in registers.
     `late`: the next kernel may start when the weight has been read, not at once; what it asks for ahead then comes
     while this one ends.
+    `block`: rows of x that a program takes at most; more are further programs, which find the weight in the L2 cache.
+    A row's bits do not depend on it. `apart`: x is normalised by a launch of its own.
     """
 
     bf: int
@@ -50,6 +53,8 @@ class LinearConfig:
     stages: int
     ahead: int = 0
     late: bool = False
+    block: int = 32
+    apart: bool = False
 
     def once(self, hidden: int) -> bool:
         """Whether a layer is one step: its tile of the weight is then in registers before x is there."""
@@ -58,16 +63,17 @@ class LinearConfig:
 
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
 STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, late=True)
-PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, late=True)
-HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5)
-NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048)
+PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, late=True, block=64)
+HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, block=64)
+NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048, block=64)
+ONCE = LinearConfig(bf=16, bk=1024, kw=4, split=1, warps=4, stages=0)
 LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
-    (576, 576, False): LinearConfig(bf=16, bk=2048, kw=4, split=1, warps=4, stages=0),
-    (576, 960, False): NARROW,
-    (576, 1536, True): LinearConfig(bf=8, bk=128, kw=2, split=1, warps=2, stages=6, ahead=2048),
+    (576, 576, False): ONCE,
+    (576, 960, False): ONCE,
+    (576, 1536, True): ONCE,
     (1536, 576, False): NARROW,
     (576, 49152, False): HEAD,
-    (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, late=True),
+    (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, late=True, block=64),
     (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512, late=True),
     (2048, 8208, False): STREAMED,
     (2048, 32000, False): HEAD,
@@ -85,21 +91,61 @@ squares are split between threads in another way for 16 than for 32 rows (seen w
 """
 
 
-def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
+def many(bf: int, block: int, bk: int, warps: int, stages: int, split: int = 1) -> LinearConfig:
+    """A configuration for more than `MOST_ROWS` rows: x is normalised in front, products are one after the other."""
+    return LinearConfig(bf, bk, 1, split, warps, stages, late=True, block=block, apart=True)
+
+
+MANY: Mapping[tuple[int, int, bool], LinearConfig] = {
+    (576, 576, False): many(64, 16, 64, 4, 9),
+    (576, 960, False): many(64, 32, 64, 4, 9),
+    (576, 1536, True): many(32, 64, 64, 4, 9),
+    (1536, 576, False): many(64, 16, 128, 4, 8),
+    (2048, 2048, False): many(64, 32, 128, 4, 6),
+    (2048, 3072, False): many(64, 64, 64, 4, 8),
+    (2048, 8208, False): many(64, 128, 128, 4, 4),
+    (5632, 2048, False): many(64, 64, 128, 4, 5, split=2),
+    (8192, 2048, False): many(64, 128, 64, 8, 6, split=4),
+    (2048, 5632, True): many(64, 128, 64, 8, 6),
+    (2048, 8192, True): many(64, 128, 64, 8, 6),
+}
+"""As `LINEAR`, for more than `MOST_ROWS` rows; chosen for 128. Heads are as fast through cuBLAS."""
+NEAR = 1 << 22
+"""Weights of a layer up to which it takes the nearest configuration of `MANY`; of layers with gates, which save two
+launches, all do. Measured at the sizes of Qwen3-0.6B and 8B and of Llama-3.2-3B: 1.34x, 1.06x and 1.15x of torch."""
+
+
+def nearest(
+    table: Mapping[tuple[int, int, bool], LinearConfig], hidden: int, features: int, gated: bool
+) -> LinearConfig:
     """The configuration of a geometry; that of the nearest (by the ratio of sizes) where it is not in the table."""
+
+    def distance(known: tuple[int, int, bool]) -> float:
+        ratios = (max(a / b, b / a) for a, b in zip(known[:2], (hidden, features), strict=True))
+        return sum(ratios) + 1000 * (known[2] != gated)
+
+    found = table.get((hidden, features, gated))
+    return table[min(table, key=distance)] if found is None else found
+
+
+def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
+    """The configuration for up to `MOST_ROWS` rows."""
     if dtype == torch.float32:
         return FLOAT32
-    found = LINEAR.get((hidden, features, gated))
-    if found is None:
-
-        def distance(known: tuple[int, int, bool]) -> float:
-            ratios = (max(a / b, b / a) for a, b in zip(known[:2], (hidden, features), strict=True))
-            return sum(ratios) + 1000 * (known[2] != gated)
-
-        found = LINEAR[min(LINEAR, key=distance)]
+    found = nearest(LINEAR, hidden, features, gated)
     if found.stages == 0 and not found.once(hidden):
         return PAIRS if gated else STREAMED
     return found
+
+
+def many_config(hidden: int, features: int, gated: bool, dtype: torch.dtype, rows: int) -> LinearConfig | None:
+    """The configuration for more rows; None: the layer goes to torch."""
+    weights = hidden * features * (1 + gated)
+    if dtype not in (torch.bfloat16, torch.float16) or rows > (SMALL_ROWS if weights <= SMALL else MANY_ROWS):
+        return None
+    if gated or weights <= NEAR or (hidden, features, gated) in MANY:
+        return nearest(MANY, hidden, features, gated)
+    return None
 
 
 _ARRIVED: dict[torch.device, Tensor] = {}
@@ -115,6 +161,19 @@ def arrived(device: torch.device) -> Tensor:
     return _ARRIVED[device]
 
 
+def normed(x: Tensor, norm_weight: Tensor, eps: float, beside: bool) -> Tensor:
+    """RMS norm of x [rows,H] (unit stride in its last dim), a program per row; `beside` the kernel in front of it."""
+    rows, hidden = x.shape
+    y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    columns = power_of_two(hidden, 32)
+    options: dict[str, Any] = {"launch_pdl": True} if beside else {}
+    warps = min(8, max(1, columns // 256))
+    normed_rows[(rows,)](
+        x, norm_weight, y, hidden, x.stride(0), eps, COLUMNS=columns, DEPENDENT=beside, num_warps=warps, **options
+    )
+    return y
+
+
 def launch_linear(
     x: Tensor,
     weight: Tensor,
@@ -126,15 +185,18 @@ def launch_linear(
     y: Tensor,
     config: LinearConfig,
     dependent: bool = True,
+    left: Left | None = None,
 ) -> None:
     """The kernel on x [rows,H] and residual [rows,F] (unit stride in their last dim) into y [rows,F].
 
-    `dependent`: it may start while the kernel in front of it still runs (never in the interpreter).
+    `dependent`: it may start while the kernel in front of it still runs (never in the interpreter). `left`: x holds the
+    parts of its one row; only for a layer of one step.
     """
-    rows, hidden, features = *x.shape, y.shape[1]
+    (rows, features), hidden = y.shape, weight.shape[1]
     beside = dependent and not interpreted()
-    once = config.once(hidden)
-    bm = LEAST_ROWS if once else min(BLOCK_ROWS, power_of_two(rows, LEAST_ROWS))
+    if config.apart and norm_weight is not None:
+        x, norm_weight = normed(x, norm_weight, eps, beside), None
+    bm = min(config.block, power_of_two(rows, LEAST_ROWS))
     blocks, tiles = -(-rows // bm), -(-features // config.bf)
     operands = (
         x,
@@ -157,9 +219,8 @@ def launch_linear(
         "num_warps": config.warps,
         **({"launch_pdl": True} if beside else {}),
     }
-    if once:
-        columns = power_of_two(hidden, 16 * config.kw)
-        linear_once[(blocks, tiles)](*operands, *sizes, PIECE=columns // config.kw, EVEN=hidden == columns, **options)
+    if config.once(hidden):
+        launch_once(operands, sizes, tiles, options, left)
         return
     owned = config.bf * (2 if gated else 1)
     stage = (owned + bm) * config.bk * x.element_size()
@@ -218,13 +279,16 @@ def fused_linear(
     gated = activation == "silu_mul"
     hidden, features = x.shape[-1], weight.shape[0] // (2 if gated else 1)
     rows = x.numel() // hidden
-    if rows > MOST_ROWS or x.dtype == torch.float64:
+    if rows <= MOST_ROWS and x.dtype != torch.float64:
+        config: LinearConfig | None = linear_config(hidden, features, gated, x.dtype)
+    else:
+        config = many_config(hidden, features, gated, x.dtype, rows)
+    if config is None:
         return composed(x, weight, bias, norm_weight, eps, activation, residual)
     if x.dtype == torch.float16 and norm_weight is not None:  # x * norm_weight could overflow before 1 / rms is applied
         x, norm_weight = torch.rms_norm(x, norm_weight.shape, norm_weight, eps), None
     y = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
     if rows:
         beside = None if residual is None else flat_rows(residual)
-        config = linear_config(hidden, features, gated, x.dtype)
         launch_linear(flat_rows(x), weight, bias, norm_weight, eps, gated, beside, y.view(-1, features), config)
     return y

@@ -37,6 +37,7 @@ FUNCTIONS: tuple[Function, ...] = (
     attention.tree_attention,
     attention.tree_attention_cached,
     attention_step.rope_attention_,
+    attention_step.rope_attention_linear_,
     cache.append_path_layers_,
     cache.append_rows,
     cache.append_rows_,

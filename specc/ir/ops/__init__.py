@@ -23,6 +23,7 @@ from specc.ir.ops.layers import (
     conv_commit_layers_,
     delta_rule_commit_layers_,
     rope_attention_,
+    rope_attention_linear_,
     short_conv_,
 )
 from specc.ir.ops.linear import fused_linear
@@ -85,6 +86,7 @@ __all__ = [
     "root_table",
     "rope",
     "rope_attention_",
+    "rope_attention_linear_",
     "rope_tables",
     "sample_index",
     "sampling_probs",

@@ -11,6 +11,7 @@ from specc.ir.ops.attention import rope
 from specc.ir.ops.buffer import append_rows_, causal_attention_cached, commit_path_, tree_attention_cached
 from specc.ir.ops.conv import conv_commit, short_conv
 from specc.ir.ops.delta_buffer import delta_rule_commit_
+from specc.ir.ops.linear import fused_linear
 
 _BUFFER = ("buffer",)
 
@@ -134,3 +135,36 @@ def rope_attention_(
     if mask is None:
         return causal_attention_cached(turned, k_cache, v_cache, length, positions, 0, scale, 0, fused)
     return tree_attention_cached(turned, k_cache, v_cache, length, mask, positions, scale, 0, fused)
+
+
+@op(
+    "rope_attention_linear_(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
+    "Tensor(b!) v_cache, Tensor length, Tensor? count, Tensor? mask, float scale, bool fused, Tensor weight, "
+    "Tensor? bias, Tensor? residual) -> Tensor",
+    fake=lambda q, *rest: q.new_empty((*q.shape[:2], rest[11].shape[0])),
+    levels=_BUFFER,
+    indices=(IndexOperand("length", "k_cache", 1),),
+    meta={"reads_written": True},
+)
+def rope_attention_linear_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    length: torch.Tensor,
+    count: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    scale: float,
+    fused: bool,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """`fused_linear` of the heads of `rope_attention_` side by side: [B,M,F] of weight [F,Hq*D], bias [F] and residual
+    [B,M,F].
+    """
+    o = rope_attention_(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, fused)
+    return fused_linear(o.flatten(-2), weight, bias, None, 0.0, "none", residual)

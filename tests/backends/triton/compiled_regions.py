@@ -27,11 +27,11 @@ from tests.backends.triton.recorded import launched
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 
 
-def step_graph(spec: str, *overrides: str) -> GraphModule:
-    """The graph of a spec's whole step as it is printed."""
+def step_graph(spec: str, *overrides: str, name: str = "step") -> GraphModule:
+    """The graph of a spec's whole step as it is printed ("plain_step": of one without drafts)."""
     loaded = load(SPECS / f"{spec}.yaml", overrides)
     program = run_passes(loaded, lower_spec(loaded, "triton"), target="triton", verify=False).program
-    return whole_steps({name: batch_layers(graph)[0] for name, graph in program.graphs.items()})["step"]
+    return whole_steps({step: batch_layers(graph)[0] for step, graph in program.graphs.items()})[name]
 
 
 def calls(module: GraphModule) -> Iterator[RegionCall]:

@@ -12,6 +12,7 @@ import pytest
 from torch.fx import GraphModule, Node
 
 from specc.backends.printing.regions import RegionCall
+from specc.backends.triton.projections import attention_projections
 from specc.backends.triton.regions import plan
 from specc.backends.triton.regions.region import is_free
 from specc.backends.triton.rotations import attention_steps
@@ -114,3 +115,9 @@ def test_regions_of_shipped_specs_compile_without_spills(spec: str) -> None:
 def test_a_layer_with_attention_is_five_launches() -> None:
     (body,) = layers(attention_steps(step_graph("smollm2-prompt-lookup-tree"))[0])
     assert units(body) == ["fused_linear", "rope_attention_", *["fused_linear"] * 3]
+
+
+def test_a_tokens_layer_is_four_where_its_projection_is_one_step() -> None:
+    step = attention_steps(step_graph("smollm2-prompt-lookup-tree", "runtime.dtype=bfloat16", name="plain_step"))[0]
+    (body,) = layers(attention_projections(step)[0])
+    assert units(body) == ["fused_linear", "rope_attention_linear_", *["fused_linear"] * 2]

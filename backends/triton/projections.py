@@ -1,0 +1,92 @@
+"""A token's attention and the projection behind it become one op: the projection then joins attention's parts itself.
+
+    o = rope_attention_(q, k, v, …)
+    y = fused_linear(flatten(o), W, b, …, residual)     ->      y = rope_attention_linear_(q, k, v, …, W, b, residual)
+
+The attention moves down to the projection: nothing between may notice. Where a projection takes more than one step over
+its columns, or a step has many tokens, each of its programs would join too much: those keep a launch for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from specc.backends.triton.ops.attention_step import JOINED_ROWS
+from specc.backends.triton.ops.linear import linear_config
+from specc.backends.triton.regions.effects import touched
+from specc.ir import ops
+from specc.ir.clone import clone
+from specc.ir.edit import Editor, finish, modules
+from specc.ir.prune import prune
+from specc.ir.scope import named_arguments
+
+ORIGIN = "fuse-attention-projection"
+aten = torch.ops.aten
+
+
+class _Refused(Exception):
+    """An attention keeps its op; the message says why."""
+
+
+def attention_projections(module: GraphModule) -> tuple[GraphModule, list[str]]:
+    """A copy of a step graph with one op for an attention and the projection behind it, and why others have none."""
+    made = clone(module)
+    notes: list[str] = []
+    for block in list(modules(made)):
+        for node in [item for item in block.graph.nodes if item.target is ops.rope_attention_]:
+            try:
+                flat, projection = _found(node)
+            except _Refused as reason:
+                notes.append(f"{node.name} is joined by a launch of its own: {reason}")
+                continue
+            attended, given = named_arguments(node), named_arguments(projection)
+            editor = Editor(block, ORIGIN)
+            with editor.before(projection, node):
+                fused, behind = attended.pop("fused", True), (given["weight"], given["bias"], given["residual"])
+                editor.replace(projection, editor.call(ops.rope_attention_linear_, *attended.values(), fused, *behind))
+            for inner in (projection, flat, node):
+                block.graph.erase_node(inner)
+    prune(made)
+    return finish(made), notes
+
+
+def _found(node: Node) -> tuple[Node, Node]:
+    """What flattens the heads of the attention `node`, and the projection of that. Raises _Refused."""
+    batch, tokens, heads, dim = node.meta["val"].shape
+    if not isinstance(tokens, int) or tokens > JOINED_ROWS:
+        raise _Refused("several tokens")
+    flat = _only_user(node)
+    if flat.target is not aten.flatten.using_ints or flat.meta["val"].shape != (batch, tokens, heads * dim):
+        raise _Refused("its heads are not laid side by side")
+    projection = _only_user(flat)
+    if projection.target is not ops.fused_linear:
+        raise _Refused("no projection behind it")
+    given = named_arguments(projection)
+    if given["x"] is not flat or given["norm_weight"] is not None or given["activation"] != "none":
+        raise _Refused("more than a projection behind it")
+    features, hidden = given["weight"].meta["val"].shape
+    if not linear_config(hidden, features, False, node.meta["val"].dtype).once(hidden):
+        raise _Refused("the projection takes several steps")
+    _nothing_between(node, flat, projection)
+    return flat, projection
+
+
+def _only_user(node: Node) -> Node:
+    if len(node.users) != 1:
+        raise _Refused(f"`{node.name}` is read elsewhere")
+    return next(iter(node.users))
+
+
+def _nothing_between(node: Node, flat: Node, projection: Node) -> None:
+    """Raises _Refused where a call between the two could tell that the attention moves behind it."""
+    own = touched(node)
+    item: Any = node.next
+    while item is not projection:
+        if item.op == "call_function" and item is not flat:
+            other = touched(item)
+            if other.writes & (own.reads | own.writes) or other.reads & own.writes:
+                raise _Refused(f"`{item.name}` touches what it reads or writes")
+        item = item.next
