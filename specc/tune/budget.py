@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,17 @@ from specc.bench.evaluation.cells import code_fingerprint, key_of
 from specc.bench.results import environment, processor
 from specc.diagnostics import DiagnosticError, error
 from specc.output import check_output, write_json, write_text
-from specc.runtime.generate import BatchResult, Request, decode_batch
-from specc.runtime.metrics import run_metrics
+from specc.runtime.generate import Request
 from specc.runtime.model_folder import check_target, find_model
+from specc.runtime.module import DecoderLike
 from specc.runtime.session import Session
 from specc.runtime.tokenizer import Tokenizer
 from specc.spec import LoadedSpec, fingerprint, unsupported
 from specc.spec.text import read_text
 from specc.tune.build import Warm, Warming, Workplace
+from specc.tune.check import check, decided, finalists
 from specc.tune.choose import (
     Bounds,
-    Choice,
     Margin,
     best_of_each_kind,
     judged,
@@ -43,13 +44,12 @@ from specc.tune.lookup import Looked
 from specc.tune.prompts import check_not_test, training_requests
 from specc.tune.ranks import by_depth
 from specc.tune.record import Limits, look_up, record, recorded
-from specc.tune.report import Checked, Findings
-from specc.tune.timing import Point, fit, planned, time_steps
+from specc.tune.report import Findings
+from specc.tune.timing import EDGES, Point, Timed, fit, planned, time_rounds
 from specc.tune.variants import KINDS, SCORED, Kind, Source, Tree, check_tunable, generous, source_tree
 
 MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)
 FEWEST_POSITIONS = 32
-FEWEST_POINTS = 3
 MOST_POSITIONS = 8000
 """More than enough for shares: the error of an acceptance length is then about 0.02."""
 FIRST_BUILD = 0.65
@@ -133,8 +133,15 @@ class Job:
 
     @property
     def plan(self) -> list[Tree]:
-        """The trees whose steps are timed."""
-        return planned(self.bounds.top_k, self.bounds.levels, self.bounds.nodes, self.bounds.method)
+        """The trees whose steps are timed; the source's is one of them."""
+        bounds, before = self.bounds, self.bounds.cut(source_tree(self.source.loaded))
+        found = planned(bounds.top_k, bounds.levels, bounds.nodes, bounds.method, self.edges)
+        return [before, *(tree for tree in found if tree != before)]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Rows above which a step takes longer at once."""
+        return EDGES if self.work.target == "triton" else ()
 
 
 def tune(options: Options, say: Say) -> Findings | None:
@@ -176,8 +183,9 @@ def _run(job: Job) -> Findings | None:
     )
     aside = int(len(requests) * CHECKED)
     seen, unseen = requests[: len(requests) - aside], requests[len(requests) - aside :]
-    build = 60 * options.build_minutes
+    build, began = 60 * options.build_minutes, time.monotonic()
     ready = _warmed(job, job.plan, seen[:1], FIRST_BUILD * build, recorded=seen[: options.rows])
+    build -= time.monotonic() - began
     if options.build_only:
         return None
     session = job.work.open(job.source.with_tree(job.advance, _recording_overrides(options.rows)))
@@ -189,17 +197,11 @@ def _run(job: Job) -> Findings | None:
         raise DiagnosticError([error("SPC492", message, help="raise --limit or --max-new-tokens")])
     points, plain = _points(job, session, ready, seen[0], clock.end(TIMING))
     findings = _chosen(job, evidence, points, plain, (origin, texts, positions))
-    wanted = _finalists(findings)
-    built = _warmed(job, [choice.tree for choice in wanted], (unseen or seen)[:CHECK_WARM], (1 - FIRST_BUILD) * build)
-    left = [choice for choice in wanted if choice.tree in built]
-    checked = _checked(job, session, left, unseen or seen, clock.end(1 - RECORDING - TIMING))
-    notes = list(findings.notes)
     if not unseen:
-        notes.append("too few prompts: the check ran on those that the tree was chosen by")
-    if findings.chosen not in left:
-        notes.append("the chosen tree was not run: its module was not built in time (--build-minutes)")
-    findings = replace(findings, checked=tuple(checked))
-    findings = replace(findings, notes=(*notes, *findings.faster()))
+        note = "too few prompts: the check ran on those that the tree was chosen by"
+        findings = replace(findings, notes=(*findings.notes, note))
+    last = partial(clock.end, 1 - RECORDING - TIMING)
+    findings = _decided(job, session, findings, evidence, unseen or seen, build, last)
     _write(job, findings)
     return findings
 
@@ -242,16 +244,6 @@ class Clock:
             self.spare = max(0.0, self.last - now)
         self.last = now + self.seconds * share + self.spare
         return self.last
-
-
-def _finalists(findings: Findings) -> list[Choice]:
-    """The chosen tree, the source's, then the best of the other kinds; each once."""
-    others = [choice for kind, choice in findings.best.items() if kind != findings.chosen.tree.kind]
-    wanted: list[Choice] = []
-    for choice in (findings.chosen, findings.before, *others):
-        if all(choice.tree != other.tree for other in wanted):
-            wanted.append(choice)
-    return wanted
 
 
 def warm_steps(work: Workplace, tree: Tree, requests: Sequence[Request]) -> None:
@@ -301,39 +293,34 @@ def _points(
     job: Job, session: Session, ready: Sequence[Tree], request: Request, deadline: float
 ) -> tuple[list[Point], Point | None]:
     """Times of the ready trees' steps, one row at a time, and of plain decoding's. Raises DiagnosticError (SPC493)."""
-    points: list[Point] = []
-    plain: Point | None = None
-    for number, tree in enumerate(ready):
-        left = deadline - time.monotonic()
-        if len(points) >= FEWEST_POINTS and left <= 0:
-            break
-        each = max(0.2, left / (len(ready) - number + 1))
-        points.append(_point(job, session, request, tree, each))
-        job.say(f"{tree.label}: {points[-1].seconds * 1e6:.0f} us a step")
-        if plain is None:
-            plain = _point(job, session, request, tree, each, plain=True)
-    if not points:
+    if not ready:
         raise DiagnosticError([error("SPC493", "no module was ready to be timed", help="raise --build-minutes")])
-    return points, plain
+    wanted: list[Timed] = [(ready[0], False), (ready[0], True), *((tree, False) for tree in ready[1:])]
+
+    def inputs(one: Timed) -> Mapping[str, Any]:
+        more = {"prompt": list(request.ids), "plain": one[1]}
+        return job.kept.inputs(job.source.with_tree(one[0]), session, job.work.target, **more)
+
+    known = {one: point for one in wanted if (point := job.kept.point(partial(inputs, one), one[0])) is not None}
+    timed = time_rounds(wanted, partial(_decoder, job, session), [request.ids], deadline, known)
+    for one, point in timed.items():
+        job.kept.keep_point(partial(inputs, one), point)
+    found = known | timed
+    for (tree, plain), point in found.items():
+        job.say(f"{'plain decoding' if plain else tree.label}: {point.seconds * 1e6:.0f} us a step")
+    return [found[tree, False] for tree in ready if (tree, False) in found], found.get((ready[0], True))
 
 
-def _point(job: Job, session: Session, request: Request, tree: Tree, seconds: float, *, plain: bool = False) -> Point:
-    """The time of one tree's step, or of a plain step of the same module."""
-    loaded = job.source.with_tree(tree)
-
-    def measure() -> Point:
-        decoder = job.work.decoder(loaded, session)[1]
-        return time_steps(decoder, [request.ids], tree, seconds, plain=plain)
-
-    more = {"prompt": list(request.ids), "plain": plain}
-    return job.kept.point(lambda: job.kept.inputs(loaded, session, job.work.target, **more), tree, measure)
+def _decoder(job: Job, session: Session, tree: Tree) -> DecoderLike:
+    """A decoder of the source's spec with a tree."""
+    return job.work.decoder(job.source.with_tree(tree), session)[1]
 
 
 def _chosen(
     job: Job, evidence: Evidence, points: Sequence[Point], plain: Point | None, told: tuple[str, int, int]
 ) -> Findings:
     """The best tree of each kind, and of all."""
-    model, bounds, spec = fit(points), job.bounds, job.source.loaded.spec
+    model, bounds, spec = fit(points, job.edges), job.bounds, job.source.loaded.spec
     grid = ranked_grid(evidence, model, bounds)
     best = best_of_each_kind(grid, ranked_static(evidence, model, bounds))
     floor = None if spec.draft.prune is None else spec.draft.prune.min_path_log_prob
@@ -354,29 +341,23 @@ def _chosen(
     origin, texts, positions = told
     return Findings(
         origin, texts, positions, by_depth(evidence.ranks, bounds.top_k), model, plain, bounds, grid, best,
-        judged(evidence, within, model, floor), chosen, found, (), notes,
+        replace(judged(evidence, within, model, floor), tree=before), chosen, found, (), notes,
     )  # fmt: skip
 
 
-def _checked(
-    job: Job, session: Session, choices: Sequence[Choice], requests: Sequence[Request], deadline: float
-) -> list[Checked]:
-    """The trees, compiled and run on other prompts while there is time."""
-    found: list[Checked] = []
-    for choice in choices:
-        if found and time.monotonic() > deadline:
-            break
-        _, decoder = job.work.decoder(job.source.with_tree(choice.tree), session)
-        point = time_steps(decoder, [requests[0].ids], choice.tree, 0.5)
-        batches: list[BatchResult] = []
-        for request in requests:
-            if batches and time.monotonic() > deadline:
-                break
-            batches.append(decode_batch(decoder, [request], job.options.max_new_tokens, seed=session.identity.seed))
-        metrics = run_metrics(batches)
-        found.append(Checked(choice, metrics.acceptance_length, metrics.steps, metrics.tokens_per_second, point))
-        job.say(f"checked {choice.tree.label}: acceptance_length {metrics.acceptance_length:.3f}")
-    return found
+def _decided(job: Job, session: Session, findings: Findings, evidence: Evidence, requests: Sequence[Request],
+             build: float, deadline: Callable[[], float]) -> Findings:  # fmt: skip
+    """The trees that look good, built in `build` seconds and run on other prompts; the fastest one is chosen."""
+    model = findings.model
+    timed = [point.tree for point in model.points if point.tree.kind in job.bounds.kinds]
+    if findings.chosen.tree.margin is not None:
+        timed = []  # they were timed unpruned
+    wanted = finalists(findings, [judged(evidence, tree, model) for tree in timed])
+    built = _warmed(job, [choice.tree for choice in wanted], requests[:CHECK_WARM], build)
+    # What isn't ready is built here and now, if it is what the model expects to be the fastest, or the source's.
+    left = [choice for choice in wanted if choice.tree in built or choice in wanted[:2]]
+    tokens, seed = job.options.max_new_tokens, session.identity.seed
+    return decided(findings, check(partial(_decoder, job, session), left, requests, tokens, seed, deadline(), job.say))
 
 
 def _write(job: Job, findings: Findings) -> None:

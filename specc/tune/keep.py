@@ -52,18 +52,18 @@ class Kept:
             **more,
         }
 
-    def point(self, inputs: Callable[[], Mapping[str, Any]], tree: Tree, measure: Callable[[], Point]) -> Point:
-        """A step time from the folder, or measured and kept there."""
+    def point(self, inputs: Callable[[], Mapping[str, Any]], tree: Tree) -> Point | None:
+        """A step time from the folder, if it is there."""
         if self.folder is None:
-            return measure()
-        store, cell = Store(self.folder), Cell(tree.label, STEP_TIME, inputs())
-        found = store.get(cell)
-        if found is not None:
-            return Point(tree, found["seconds"], found["low"], found["high"], found["steps"])
-        made = measure()
-        numbers = {key: value for key, value in asdict(made).items() if key != "tree"}
-        store.put(cell, numbers)
-        return made
+            return None
+        found = Store(self.folder).get(Cell(tree.label, STEP_TIME, inputs()))
+        return None if found is None else Point(tree, found["seconds"], found["low"], found["high"], found["steps"])
+
+    def keep_point(self, inputs: Callable[[], Mapping[str, Any]], made: Point) -> None:
+        """Keep a step time that was measured."""
+        if self.folder is not None:
+            numbers = {key: value for key, value in asdict(made).items() if key != "tree"}
+            Store(self.folder).put(Cell(made.tree.label, STEP_TIME, inputs()), numbers)
 
     def recording(
         self, inputs: Callable[[], Mapping[str, Any]], measure: Callable[[], tuple[Recorded, bool]]

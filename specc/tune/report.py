@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,17 +65,6 @@ class Findings:
     checked: Sequence[Checked] = ()
     notes: Sequence[str] = field(default=())
 
-    def faster(self) -> list[str]:
-        """A note where another tree was faster on the prompts of the check; nothing is chosen by them."""
-        rates = {one.choice.tree: one.tokens_per_second for one in self.checked}
-        own = rates.get(self.chosen.tree, math.inf)
-        found = [
-            f"{tree.label}{' (the source has it)' if tree == self.before.tree else ''} {rate:.0f}"
-            for tree, rate in rates.items()
-            if rate > own
-        ]
-        return [f"tokens/s on those prompts: the chosen tree {own:.0f}, {', '.join(found)}"] if found else []
-
     def as_json(self) -> dict[str, Any]:
         """In the form of `specc report`: tables, a heat map, a curve; the rows of the grid beside them."""
         budgets = [nodes for nodes in SHOWN if nodes < self.bounds.nodes] + [self.bounds.nodes]
@@ -89,6 +77,7 @@ class Findings:
                 "base_us": round(self.model.base * 1e6, 2),
                 "node_us": round(self.model.node * 1e6, 3),
                 "level_us": round(self.model.level * 1e6, 3),
+                "edges_us": {str(rows): round(seconds * 1e6, 2) for rows, seconds in self.model.edges},
                 "worst_relative_error": self.model.worst,
                 "worst_left_out_error": self.model.left_out,
             },
@@ -168,6 +157,7 @@ class Findings:
             lines.append(f"  depth {depth.depth}: {shares}   rank 0 in [{low:.3f}, {high:.3f}], {depth.trials} trials")
         model = self.model
         parts = f"{model.base * 1e6:.0f} us + {model.node * 1e6:.2f} per node + {model.level * 1e6:.1f} per level"
+        parts += "".join(f" + {seconds * 1e6:.0f} above {rows} rows" for rows, seconds in model.edges)
         lines += ["", f"step time: {parts}; {_within(model)}"]
         lines += [f"  {point.tree.label}: {point.seconds * 1e6:.0f} us ({point.steps} steps)" for point in model.points]
         if self.plain is not None:

@@ -196,13 +196,13 @@ def test_kept_measurements_are_used_again_and_damaged_ones_made_again(
     more = ("--draft-model", "self-perturbed:0.3", "--prompts", str(prompts), "--cache", str(cache), "--tree", "chain")
     arguments = [*words(path, folder, *SMALL, *more), "--minutes", "9", "--max-new-tokens", "18"]
     monkeypatch.setattr(timing, "STEPS", 5)
-    monkeypatch.setattr(budget, "_checked", lambda *_: [])
+    monkeypatch.setattr(budget, "check", lambda *_: [])
     assert main(arguments) == 0
     first = json.loads((tmp_path / "tuned.json").read_text(encoding="utf-8"))
     kept = sorted(cache.iterdir())
     assert [file.suffix for file in kept].count(".npz") == 1
 
-    monkeypatch.setattr(budget, "time_steps", None)
+    monkeypatch.setattr(timing, "time_steps", None)
 
     def fails(*_: object) -> None:
         raise AssertionError("measured again")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pickle
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specc.diagnostics import DiagnosticError, error
 from specc.tune import budget
-from specc.tune.budget import Clock, _finalists
+from specc.tune.budget import Clock
 from specc.tune.build import Warm, Warming, Workplace
-from specc.tune.choose import Bounds, Choice
-from specc.tune.evidence import Replay
-from specc.tune.report import Checked, Findings
-from specc.tune.timing import StepModel
-from specc.tune.variants import Source, Tree, generous, source_of
+from specc.tune.variants import Source, generous, source_of
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 ONE_LAYER = ("draft.aux_hidden_state_layer_ids=[0]", "draft.aux_hidden_state_of=output")
@@ -78,24 +73,6 @@ def test_a_part_has_what_the_one_before_left(monkeypatch: pytest.MonkeyPatch) ->
     assert clock.end(0.3) == 107
     now[0] = 120.0  # over, and then some that was spent on building
     assert clock.end(0.3) == 123
-
-
-def test_the_sources_tree_is_run_beside_the_chosen_one_and_a_faster_tree_is_named() -> None:
-    """Two kinds won; the source's tree is the best chain, so that it is run once."""
-    trees = (Tree("dynamic", 7, 3, 2), Tree("chain", 4, 4, 1), Tree("static", 2, 1, 2, ((0,), (1,))))
-    wide, chain, flat = (Choice(tree, Replay(10, 30, 100), 0.001) for tree in trees)
-    model = StepModel(1.0, 0.0, 0.0, None, None, ())
-    bounds = Bounds(7, 4, 2, ("chain", "static", "dynamic"), "eagle3")
-    best = {"dynamic": wide, "static": flat, "chain": chain}
-    findings = Findings("text", 1, 10, (), model, None, bounds, (), best, chain, wide)  # type: ignore[arg-type]
-    assert _finalists(findings) == [wide, chain, flat]
-    rates = zip((wide, chain, flat), (100.0, 120.0, 90.0), strict=True)
-    checked = [Checked(choice, 3.0, 10, rate, None) for choice, rate in rates]
-    (said,) = replace(findings, checked=checked).faster()
-    assert "chosen tree 100, chain of 4 (the source has it) 120" in said
-    assert "static" not in said
-    assert replace(findings, checked=checked[::2]).faster() == []
-    assert replace(findings, checked=checked[1:]).faster() == []  # the chosen tree was not run
 
 
 @pytest.mark.slow

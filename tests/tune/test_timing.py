@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.spec.defaults import dynamic_capacity
+from specc.tune import timing
 from specc.tune.ranks import wilson
-from specc.tune.timing import Point, StepModel, fit, planned
+from specc.tune.timing import EDGES, FEWEST_POINTS, ROUNDS, Point, StepModel, Timed, fit, planned, time_rounds
 from specc.tune.variants import Tree
 
 PLAN = planned(4, 6, 31, "eagle3")
@@ -51,6 +55,55 @@ def test_no_other_model_without_negative_parts_is_nearer(noise: list[float], ran
             values = [model.base, model.node, model.level]
             values[part] = values[part] * step + (1e-7 if step > 1 else 0)
             assert cost(model, found) <= cost(StepModel(*values, None, None, ()), found) + 1e-12
+
+
+@settings(deadline=None)
+@given(st.floats(1e-4, 1e-2), st.floats(0, 1e-4), st.floats(1e-5, 1e-3), st.floats(1e-4, 1e-2), st.booleans())
+def test_a_step_that_takes_longer_above_a_tile_is_found(
+    base: float, node: float, level: float, edge: float, wide: bool
+) -> None:
+    nodes, edges = (40, (16, 32)) if wide else (31, (16,))
+    made = []
+    for tree in planned(4, 6, nodes, "eagle3", EDGES):
+        seconds = (
+            base + node * tree.nodes + level * tree.steps + edge * (tree.nodes > 15) + 2 * edge * (tree.nodes > 31)
+        )
+        made.append(Point(tree, seconds, seconds, seconds, 9))
+    model = fit(made, EDGES)
+    assert [rows for rows, _ in model.edges] == list(edges)
+    assert model.seconds(15, 4) == pytest.approx(base + 15 * node + 4 * level, rel=1e-5)
+    assert model.seconds(16, 4) == pytest.approx(base + 16 * node + 4 * level + edge, rel=1e-5)
+    smooth = fit(made)
+    assert smooth.seconds(16, 4) - smooth.seconds(15, 4) < 0.9 * (edge + node)  # what knows of no edge spreads it
+
+
+def test_trees_are_timed_in_turn_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round is disturbed, the third is quieter than the first; what is known isn't timed again."""
+    first, second, third = PLAN[:3]
+    calls: list[Timed] = []
+
+    def steps(decoder: object, prompts: object, tree: Tree, seconds: float, *, plain: bool = False) -> Point:
+        assert decoder == tree
+        calls.append((tree, plain))
+        spent = {0: 5.0, 1: 9.0, 2: 4.0, 3: 6.0}[(len(calls) - 1) // 3]
+        return Point(tree, spent, spent, spent, 9)
+
+    monkeypatch.setattr(timing, "time_steps", steps)
+    wanted: list[Timed] = [(first, False), (first, True), (second, False), (third, False)]
+    known = {(third, False): Point(third, 1.0, 1.0, 1.0, 9)}
+    made: list[Tree] = []
+
+    def decoder_of(tree: Tree) -> Any:
+        made.append(tree)
+        return tree
+
+    found = time_rounds(wanted, decoder_of, [[1]], time.monotonic() + 600, known)
+    assert made == [first, second]
+    assert calls == wanted[:3] * ROUNDS
+    assert {one: point.seconds for one, point in found.items()} == dict.fromkeys(wanted[:3], 4.0)
+    calls.clear()
+    late = time_rounds(wanted, decoder_of, [[1]], time.monotonic() - 1, {})
+    assert len(late) == FEWEST_POINTS
 
 
 def test_a_model_through_all_points_does_not_boast_of_its_error() -> None:
