@@ -47,35 +47,38 @@ def keep_patches() -> None:
 
 
 def _remember_block_types(core: Any) -> None:
-    plain, found = core.block_type.__init__, dict[tuple[int, tuple[int, ...]], dict[str, Any]]()
+    plain, found = core.block_type.__init__, dict[tuple[int, ...], dict[str, Any]]()
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
         """The fields of an equal type; each holds its element type, so that the key's identity stays that type's."""
-        if not shape or type(shape[0]) is not int:
+        sizes = shape.values if isinstance(shape, core.tuple) else shape
+        if not sizes or type(sizes[0]) is not int:
             plain(self, element_ty, shape)
             return
-        key = (id(element_ty), tuple(shape))
+        key = (id(element_ty), *sizes)
         if key not in found:
             plain(self, element_ty, shape)
             found[key] = dict(self.__dict__)
+            found[key]["shared"] = found[key]
         self.__dict__.update(found[key])
 
     core.block_type.__init__ = init
 
 
 def _remember_shapes(core: Any) -> None:
-    plain, found = core.tensor.__init__, dict[tuple[int, ...], tuple[Any, Any]]()
+    plain = core.tensor.__init__
 
     def init(self: Any, handle: Any, type: Any) -> None:
-        """Size and shape as the language's constants, made once for every shape."""
-        shape = type.shape if type.is_block() else ()
-        if shape in found:
-            self.handle, self.type, self.dtype = handle, type, type.scalar
-            self.numel, self.shape = found[shape]
+        """Scalar type, size and shape as the language's constants; a type remembers them for its tensors."""
+        known = type.__dict__.get("remembered")
+        if known is not None:
+            self.handle, self.type = handle, type
+            self.dtype, self.numel, self.shape = known
             return
         plain(self, handle, type)
         if sorted(self.__dict__) == sorted(FIELDS):
-            found[shape] = self.numel, self.shape
+            made = self.dtype, self.numel, self.shape
+            type.__dict__["remembered"] = type.__dict__.get("shared", {})["remembered"] = made
 
     core.tensor.__init__ = init
 
