@@ -123,6 +123,7 @@ def run(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads((folder / "out" / "eagle-pangu.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_tables_and_the_next_one_does_nothing_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 def test_compiled_steps_are_one_graph_each_and_give_the_eager_records(device: Lowered) -> None:
     both = pair(NAME)
     module, weights = both.ascend.module, both.ascend.weights

@@ -14,9 +14,11 @@ from tests.cells import spread
 QUICK = (
     Cell("llama", "lookup tree", "path, deferred"),
     Cell("pangu", "chain", "length"),
+    Cell("delta", "lookup tree", "windowed"),
+)
+ALWAYS = (
     Cell("qwen3", "static tree", "path", "true_q"),
     Cell("llama", "eagle", "path"),
-    Cell("delta", "lookup tree", "windowed"),
     Cell("llama", "bigram", "path"),
     Cell("experts", "lookup tree", "deferred"),
 )
@@ -46,7 +48,7 @@ SLOW = (
 
 def cells() -> list[Any]:
     """All cells of the matrix; most are slow."""
-    slow = [pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in spread(SLOW, 6)]
+    slow = [pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in (*ALWAYS, *spread(SLOW, 6))]
     return [*(pytest.param(cell, id=str(cell)) for cell in QUICK), *slow]
 
 

@@ -14,7 +14,8 @@ from tests.backends.triton.modules import Cell, Modules, modules
 from tests.cells import spread
 
 TOKENS = 6
-QUICK = (Cell("llama", "lookup tree", "path, deferred"), Cell("delta", "lookup tree", "windowed"))
+QUICK = (Cell("llama", "lookup tree", "path, deferred"),)
+ALWAYS = (Cell("delta", "lookup tree", "windowed"),)
 SLOW = (
     Cell("pangu", "chain", "length"),
     Cell("qwen3", "dynamic tree", "path, deferred"),
@@ -25,7 +26,7 @@ SLOW = (
 )
 CELLS = [
     *(pytest.param(cell, id=str(cell)) for cell in QUICK),
-    *(pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in spread(SLOW, 3)),
+    *(pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in (*ALWAYS, *spread(SLOW, 3))),
 ]
 
 

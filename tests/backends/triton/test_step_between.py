@@ -48,13 +48,14 @@ def turned(machine: Generated, state: State, bag: Bag) -> tuple[State, dict[str,
     return state, {name: value for name, value in made._asdict().items() if value is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
     [
         Cell("llama", "lookup tree", "path"),
-        pytest.param(Cell("llama", "bigram", "path, deferred", "target_only"), marks=pytest.mark.slow),
-        pytest.param(Cell("llama", "eagle", "path"), marks=pytest.mark.slow),
-        pytest.param(Cell("qwen3", "static tree", "path", "true_q"), marks=pytest.mark.slow),
+        Cell("llama", "bigram", "path, deferred", "target_only"),
+        Cell("llama", "eagle", "path"),
+        Cell("qwen3", "static tree", "path", "true_q"),
     ],
     ids=str,
 )
