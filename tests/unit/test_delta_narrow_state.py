@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specc.backends.reference.kernels import delta, delta_pending, delta_verify
 from specc.ir import ops
 
 HEADS, KEY, VALUE = 2, 8, 6
@@ -61,3 +62,44 @@ def test_a_commit_from_factors_rounds_its_result(form: str) -> None:
     wide = ops.delta_rule_commit(state.float(), k, u, g, path, count, form)
     assert torch.equal(found, wide.bfloat16())
     assert torch.equal(found[1], state[1])
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Within one rounding of a bfloat16 state: sums in another order may tip it."""
+    return torch.allclose(found.float(), wanted.float(), rtol=2**-7, atol=2e-2)
+
+
+def test_kernels_of_the_reference_round_where_the_ops_do() -> None:
+    state, given = narrow_state(2), rows(2, 4, 5)
+    for found, wanted in (
+        (delta.delta_rule(state, *given), ops.delta_rule(state, *given)),
+        (delta.delta_rule_chunk(state, *given, 3), ops.delta_rule_chunk(state, *given, 3)),
+        (delta_verify.states_chain(state, *given), ops.delta_rule_verify_states(state, *given, None, None, "serial")),
+        (
+            delta_verify.states_tree(state, *given, None),
+            ops.delta_rule_verify_states(state, *given, None, None, "tree"),
+        ),
+    ):
+        o, u, after = found
+        assert torch.allclose(o, wanted[0], atol=1e-5)
+        assert torch.allclose(u, wanted[1], atol=1e-5)
+        assert after.dtype == torch.bfloat16
+        assert near(after, wanted[2])
+
+
+@pytest.mark.parametrize("schedule", ["serial", "tree"])
+@pytest.mark.parametrize("window", [1, 4])
+def test_pending_factors_of_a_narrow_state_are_folded_in_float32(schedule: str, window: int) -> None:
+    state, given, (_, k, v, g, _) = narrow_state(2), rows(2, 3, 6), rows(2, 2, 7)
+    pending = (k, v, g, None, torch.tensor([2, 1]), window, "rank_n")
+    after, o, u = ops.delta_rule_verify_pending(state, *pending, *given, None, None, schedule)
+    mine, wide = state.clone(), state.float()
+    kernel = delta_pending.pending_tree_ if schedule == "tree" else delta_pending.pending_chain_
+    found = kernel(mine, *pending, *given, *([None] if schedule == "tree" else []))
+    wide_after, wide_o, _ = ops.delta_rule_verify_pending(wide, *pending, *given, None, None, schedule)
+    assert after.dtype == mine.dtype == torch.bfloat16
+    assert near(mine, after)
+    assert near(after, wide_after)
+    assert torch.allclose(found[0], o, atol=2e-2)
+    assert torch.allclose(found[1], u, atol=2e-2)
+    assert torch.allclose(o, wide_o, atol=5e-2)

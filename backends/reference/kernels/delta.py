@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from specc.ir.ops.delta_math import unit, unit_lower_inverse
+from specc.ir.ops.delta_math import rule_dtype, unit, unit_lower_inverse, widened
 
 
 def delta_rows(
@@ -21,8 +21,8 @@ def delta_rows(
     g: torch.Tensor,
     beta: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """q, k [B,T,HV,K] normed, v [B,T,HV,V], g, beta [B,T,HV] in the state's dtype."""
-    dtype, heads = state.dtype, state.shape[1]
+    """q, k [B,T,HV,K] normed, v [B,T,HV,V], g, beta [B,T,HV] in the rule's dtype."""
+    dtype, heads = rule_dtype(state.dtype), state.shape[1]
     queries = unit(q, dtype, heads) * float(q.shape[-1]) ** -0.5
     keys = unit(k, dtype, heads)
     return queries, keys, v.to(dtype), g.to(dtype), beta.to(dtype)
@@ -47,6 +47,12 @@ def delta_step_(
     return (tile * q.unsqueeze(-2)).sum(-1), u
 
 
+def stored_(state: torch.Tensor, tile: torch.Tensor) -> None:
+    """A working tile in its state's place, where it is not the state itself: a bfloat16 one is rounded here."""
+    if tile is not state:
+        state.copy_(tile)
+
+
 def delta_rule_(
     state: torch.Tensor,
     q: torch.Tensor,
@@ -58,11 +64,12 @@ def delta_rule_(
     """Tokens [B,T,…] one after the other on state [B,HV,V,K]: (o, u [B,T,HV,V])."""
     queries, keys, values, decays, rates = delta_rows(state, q, k, v, g, beta)
     decays = decays.exp()
-    o, u = torch.empty_like(v), torch.empty_like(values)
+    o, u, tile = torch.empty_like(v), torch.empty_like(values), widened(state)
     for t in range(v.shape[1]):
         o[:, t], u[:, t] = delta_step_(
-            state, queries[:, t], keys[:, t], values[:, t], decays[:, t], rates[:, t]
+            tile, queries[:, t], keys[:, t], values[:, t], decays[:, t], rates[:, t]
         )
+    stored_(state, tile)
     return o, u
 
 
@@ -96,6 +103,7 @@ def delta_rule_chunk_(
     """
     rows = [x.transpose(1, 2) for x in delta_rows(state, q, k, v, g, beta)]
     o, u = torch.empty_like(v), torch.empty_like(rows[2]).transpose(1, 2)
+    tile = widened(state)
     for first in range(0, v.shape[1], chunk):
         part = slice(first, first + chunk)
         queries, keys, values, decays, rates = (x[:, :, part] for x in rows)
@@ -107,13 +115,14 @@ def delta_rule_chunk_(
         ratio = ratio.masked_fill(~lower, float("-inf")).exp()
         rate, decay = rates.unsqueeze(-1), total.exp().unsqueeze(-1)
         inverse = unit_lower_inverse((rate * ratio * (keys @ keys.mT)).tril(-1))
-        factors = inverse @ (rate * (values - decay * (keys @ state.mT)))
+        factors = inverse @ (rate * (values - decay * (keys @ tile.mT)))
         inner = (ratio * (queries @ keys.mT)) @ factors
-        o[:, part] = (decay * (queries @ state.mT) + inner).transpose(1, 2)
+        o[:, part] = (decay * (queries @ tile.mT) + inner).transpose(1, 2)
         u[:, part] = factors.transpose(1, 2)
         left = (total[..., -1:] - total).exp().unsqueeze(-1)
-        state *= decay[..., -1:, :]
-        state += (left * factors).mT @ keys
+        tile *= decay[..., -1:, :]
+        tile += (left * factors).mT @ keys
+    stored_(state, tile)
     return o, u
 
 
@@ -140,11 +149,12 @@ def folded(
     count: torch.Tensor,
     form: str,
 ) -> torch.Tensor:
-    """The state after factors k [B,R,H,K] raw, u [B,R,HV,V], g [B,R,HV], j < count[b].
+    """The state after factors k [B,R,H,K] raw, u [B,R,HV,V], g [B,R,HV], j < count[b]; not rounded.
 
     form "steps": e^g S + u k^T one by one, in the order of `delta_step_`; "rank_n":
     e^G S + sum_j e^(G - G_j) u_j k_j^T. What rows at or beyond count hold has no effect.
     """
+    state = widened(state)
     keys = unit(k, state.dtype, state.shape[1])
     if form == "rank_n":
         keys, weighted, decay = weighted_factors(keys, u, g, count)
@@ -191,9 +201,8 @@ def delta_rule_commit_(
         return
     kept = count[rows]
     row, nodes = rows.unsqueeze(1), path[rows, : int(kept.max())]
-    state[rows] = folded(
-        state[rows], k[row, nodes], u[row, nodes], g[row, nodes], kept, form
-    )
+    after = folded(state[rows], k[row, nodes], u[row, nodes], g[row, nodes], kept, form)
+    state[rows] = after.to(state.dtype)
 
 
 def delta_rule_commit(

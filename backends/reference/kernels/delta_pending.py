@@ -25,7 +25,7 @@ from specc.backends.reference.kernels.delta_verify import (
     verify_replay,
     verify_serial,
 )
-from specc.ir.ops.delta_math import unit
+from specc.ir.ops.delta_math import rule_dtype, unit, widened
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -53,13 +53,13 @@ def apply_pending_(
     """The states that verifying starts from; those of due sequences are written too."""
     rows = torch.nonzero(count > 0).flatten()
     if rows.numel() == 0:
-        return state
+        return widened(state)
     longest = int(count.max())
     k, u, g = (along_path(x, path, longest) for x in (pending_k, pending_u, pending_g))
-    tile = state.clone()
+    tile = widened(state).clone()
     tile[rows] = folded(state[rows], k[rows], u[rows], g[rows], count[rows], form)
     due = torch.nonzero(count >= max(window, 1)).flatten()
-    state[due] = tile[due]
+    state[due] = tile[due].to(state.dtype)
     return tile
 
 
@@ -161,16 +161,17 @@ def pending_tree_(
         longest = int(count.max())
         few = (along_path(x, path, longest) for x in (pending_k, pending_u, pending_g))
         few_k, few_u, few_g = (x[due] for x in few)
-        state[due] = folded(state[due], few_k, few_u, few_g, count[due], form)
+        after = folded(state[due], few_k, few_u, few_g, count[due], form)
+        state[due] = after.to(state.dtype)
     rows = tuple(x.transpose(1, 2) for x in delta_rows(state, q, k, v, g, beta))
     both = torch.cat((rows[0], rows[1]), dim=2)
-    old = both @ state.mT
+    old = both @ widened(state).mT
     waiting = count.masked_fill(count >= limit, 0)
     longest = min(limit - 1, pending_k.shape[1])
     if longest > 0:
         few = (along_path(x, path, longest) for x in (pending_k, pending_u, pending_g))
         few_k, few_u, few_g = few
-        keys = unit(few_k, state.dtype, state.shape[1])
+        keys = unit(few_k, rule_dtype(state.dtype), state.shape[1])
         keys, weighted, decay = weighted_factors(keys, few_u, few_g, waiting)
         near = (both @ keys.permute(0, 2, 3, 1)) @ weighted.transpose(1, 2)
         old = decay[..., None, None] * old + near

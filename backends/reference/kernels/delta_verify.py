@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specc.backends.reference.kernels.delta import delta_rows, delta_step_
-from specc.ir.ops.delta_math import unit_lower_inverse
+from specc.ir.ops.delta_math import unit_lower_inverse, widened
 from specc.ir.ops.delta_schedules import heavy_chains
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -30,7 +30,7 @@ def verify_chain(
     queries, keys, values, decays, rates = delta_rows(state, q, k, v, g, beta)
     decays = decays.exp()
     o, u = torch.empty_like(v), torch.empty_like(values)
-    tile = state.clone()
+    tile = widened(state).clone()
     for t in range(v.shape[1]):
         o[:, t], u[:, t] = delta_step_(
             tile, queries[:, t], keys[:, t], values[:, t], decays[:, t], rates[:, t]
@@ -58,7 +58,7 @@ def verify_serial(
     fetched = {
         row for node, above in enumerate(parents) for row in above if row != node
     }
-    kept, tile = {0: state}, state.clone()
+    kept, tile = {0: widened(state)}, widened(state).clone()
     for node, above in enumerate(parents):
         if any(row != node for row in above):
             places = [tile if row == node else kept[row] for row in above]
@@ -97,7 +97,7 @@ def verify_replay(
             path = [leaf]
             while parents[path[0]] > 0:
                 path.insert(0, parents[path[0]] - 1)
-            tile = state[b].clone()
+            tile = widened(state[b]).clone()
             for node in path:
                 at = b, node
                 o[at], u[at] = delta_step_(
@@ -125,7 +125,7 @@ def verify_hybrid(
     for b, parents in enumerate(parent_row.tolist()):
         chains = heavy_chains(parents)
         starts = {parents[chain[0]] for chain in chains}
-        branches = {0: state[b]}
+        branches = {0: widened(state[b])}
         for chain in chains:
             tile = branches[parents[chain[0]]].clone()
             for node in chain:
@@ -185,6 +185,7 @@ def verify_tree(
     """The masked UT form: batched matmuls over all nodes."""
     rows = tuple(x.transpose(1, 2) for x in delta_rows(state, q, k, v, g, beta))
     queries, keys = rows[:2]
+    state = widened(state)
     old = queries @ state.mT, keys @ state.mT
     o, u, ratio, decay = solve_tree(rows, tree_mask(v, mask), old)
     if states is not None:

@@ -6,6 +6,7 @@ import torch
 
 from specc.ir.op import IndexOperand, op
 from specc.ir.ops.delta import delta_rule, delta_rule_chunk, delta_rule_commit
+from specc.ir.ops.delta_math import rule_dtype
 from specc.ir.ops.delta_verify import delta_rule_verify_pending
 
 _BUFFER = ("buffer",)
@@ -15,7 +16,7 @@ _ROWS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta"
 def _chain_fake(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=state.dtype)
+    return v.new_empty(v.shape), v.new_empty(v.shape, dtype=rule_dtype(state.dtype))
 
 
 @op(
