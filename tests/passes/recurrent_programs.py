@@ -114,6 +114,12 @@ class Recurrent:
 
 
 ALL = tuple(Recurrent(target, tree, commit) for target in TARGETS for tree in TREES for commit in COMMITS)
+PAIRS = tuple(
+    small
+    for small in ALL
+    if (list(TARGETS).index(small.target) + list(TREES).index(small.tree) + list(COMMITS).index(small.commit)) % 3 == 0
+)
+"""Of those, a third: every target with every tree, every target with every commit, every tree with every commit."""
 QUICK = (
     Recurrent("delta", "dynamic", "factors"),
     Recurrent("delta", "chain", "snapshots"),

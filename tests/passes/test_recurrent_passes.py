@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from specc.ir.interpreter import IndexRangeError
 from specc.program import DecodeProgram
 from specc.testing import DraftBatch, make_tree
+from tests import cells
 from tests.passes.recurrent_programs import (
     ALL,
     LONGEST,
+    PAIRS,
     QUICK,
     STAGES,
     VOCABULARY,
@@ -45,7 +47,9 @@ def test_verify_then_commit_gives_the_same_after_every_pass(data: st.DataObject)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("small", ALL, ids=lambda small: f"{small.target}-{small.tree}-{small.commit}")
+@pytest.mark.parametrize(
+    "small", ALL if cells.ALL else PAIRS, ids=lambda small: f"{small.target}-{small.tree}-{small.commit}"
+)
 @given(data=st.data())
 @settings(max_examples=25)
 def test_verify_then_commit_gives_the_same_for_every_variation(small: Recurrent, data: st.DataObject) -> None:
