@@ -21,7 +21,7 @@ from typing import Any
 
 from specc.bench.arguments import whole
 from specc.bench.eagle_pangu import joined, plan, tables
-from specc.bench.eagle_pangu.variants import Variant, ablations, drafters
+from specc.bench.eagle_pangu.variants import Variant, ablations, drafters, tuned_variant
 from specc.bench.evaluation.cells import Cell
 from specc.bench.evaluation.markdown import write_results
 from specc.bench.evaluation.options import Settings, add_options, made_by, settings_of
@@ -31,7 +31,6 @@ from specc.bench.evaluation.warm import COMPILE, WARM, prepare
 from specc.diagnostics import DiagnosticError, error
 from specc.runtime.model_folder import find_model
 from specc.spec import load
-from specc.tune.variants import tuned_changes
 
 SPEC = Path(__file__).resolve().parents[2] / "specs" / "smollm2-eagle.yaml"
 NAME = "eagle-pangu"
@@ -53,7 +52,7 @@ class Run:
     subset_turns: int
     bigram: Path | None
     only: tuple[str, ...] = ()
-    tuned: tuple[str, ...] | None = None
+    tuned: Variant | None = None
     earlier: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     bound: dict[str, Any] | None = None
@@ -265,7 +264,7 @@ def run_of(args: argparse.Namespace, given: list[str]) -> Run:
     return Run(
         settings, given, sets, parts, chains, args.subset_turns, bigram,
         only=tuple(name for name in args.only.split(",") if name),
-        tuned=None if args.tuned is None else tuned_changes(settings.spec, args.tuned),
+        tuned=None if args.tuned is None else tuned_variant(settings.spec, args.tuned),
         earlier={} if args.earlier is None else joined.read_earlier(args.earlier),
     )  # fmt: skip
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from specc.spec import load
+from specc.tune.variants import source_tree, tuned_changes
+
 LOOKUP = (
     "draft={method: prompt_lookup, tree: dynamic, top_k: 3, num_steps: 6, num_speculative_tokens: 15, "
     "ngram: {min: 1, max: 4}}"
@@ -68,11 +71,11 @@ def drafters(chains: tuple[int, ...], bigram_folder: Path | None) -> Iterator[Va
     yield Variant("plain", "drafters", "no drafter", ("draft={method: none}", "commit={}"), drafter="none")
 
 
-def ablations(chains: tuple[int, ...], own: tuple[int, int], tuned: tuple[str, ...] | None = None) -> Iterator[Variant]:
+def ablations(chains: tuple[int, ...], own: tuple[int, int], tuned: Variant | None = None) -> Iterator[Variant]:
     """One thing switched at a time, in the order of what they tell. `own`: nodes and depth of the spec's tree; `tuned`:
-    the changes that give the spec a tree which was tuned."""
+    see `tuned_variant`."""
     if tuned is not None:
-        yield Variant("tuned", "budget", "the tree that was tuned", tuned)
+        yield tuned
     budgets = [budget(*size) for size in BUDGETS if size != own]
     for window in WINDOWS:
         title = f"drafter sees {window} tokens"
@@ -96,6 +99,12 @@ def ablations(chains: tuple[int, ...], own: tuple[int, int], tuned: tuple[str, .
     yield from budgets[FIRST_BUDGETS:]
     for count in (2, 8):
         yield Variant(f"top-k-{count}", "top-k", f"{count} children per node", (f"draft.top_k={count}",))
+
+
+def tuned_variant(spec: Path, tuned: Path) -> Variant:
+    """The spec with the tree of another one. Raises SpecError."""
+    title = f"the tree that was tuned: {source_tree(load(tuned)).label}"
+    return Variant("tuned", "budget", title, tuned_changes(spec, tuned))
 
 
 def budget(nodes: int, depth: int) -> Variant:
