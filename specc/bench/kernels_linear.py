@@ -47,7 +47,7 @@ from specc.bench.linear_cases import (
     operands,
     weights,
 )
-from specc.bench.linear_chain import chain_part, tuned_chain
+from specc.bench.linear_chain import FEW, MANY, chain_part, tuned_chain
 from specc.bench.results import RESULTS
 
 
@@ -82,7 +82,16 @@ def gemm_part(models: Sequence[Model], some: Sequence[int] | None = None) -> Ite
         for gemm in (*owner.gemms, owner.head):
             many = weights(gemm)
             for rows in some or ROWS:
-                row = one(gemm, owner.name, chosen(gemm), many, rows, rows == 16)
+                config = chosen(gemm, rows)
+                row = {
+                    "model": owner.name,
+                    "gemm": gemm.name,
+                    "weight": list(gemm.shape),
+                    "rows": rows,
+                    "config": "torch",
+                }
+                if config is not None:
+                    row = one(gemm, owner.name, config, many, rows, rows in (16, 128))
                 each = operands(gemm, rows, many[0])
                 alone = [partial(torch.nn.functional.linear, each.x, weight) for weight in many]
                 activation = "silu_mul" if gemm.gated else "none"
@@ -115,10 +124,13 @@ def compile_ahead(models: Sequence[Model], parts: Sequence[str]) -> None:
     jobs: dict[tuple[object, ...], partial[None]] = {}
     for owner in models:
         for gemm in (*owner.gemms, owner.head):
-            tried = candidates(gemm) if "search" in parts else ()
-            for config, rows in [(config, (1,)) for config in tried] + [(chosen(gemm), (1, 32))]:
-                key = (gemm.norm, gemm.gated, gemm.residual, gemm.hidden, config, rows)
-                jobs.setdefault(key, partial(warm, gemm, config, rows))
+            needed = [(chosen(gemm, count), counts) for count, counts in ((1, (1, 32)), (MANY[-1], MANY))]
+            if "search" in parts:
+                needed += [(config, counts[-1:]) for counts in (FEW, MANY) for config in candidates(gemm, counts[-1])]
+            for config, counts in needed:
+                if config is not None:
+                    key = (gemm.norm, gemm.gated, gemm.residual, gemm.hidden, config, counts)
+                    jobs.setdefault(key, partial(warm, gemm, config, counts))
     compiled_in_parallel(list(jobs.values()))
 
 
@@ -129,9 +141,12 @@ def tune(result: Report, seconds: float) -> Mapping[str, str]:
         if time.monotonic() - begin > seconds:
             break
         compile_ahead([owner], ["search"])
-        for row in guarded({"part": "tune", "model": owner.name}, tuned_chain(owner)):
-            result.add({"part": "tune", **row})
-            table |= {f"{owner.name} {name}": found for name, found in row.get("table", {}).items()}
+        for counts in (FEW, MANY):
+            label: Row = {"part": "tune", "model": owner.name, "rows": list(counts)}
+            for row in guarded(label, tuned_chain(owner, counts)):
+                result.add(label | row)
+                found = row.get("table", {}).items()
+                table |= {f"{owner.name} {name}, up to {counts[-1]} rows": config for name, config in found}
     return table
 
 

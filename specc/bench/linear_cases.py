@@ -9,7 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specc.backends.triton.ops.linear import LinearConfig, composed, launch_linear, linear_config
+from specc.backends.triton.ops.linear import (
+    MOST_ROWS,
+    LinearConfig,
+    composed,
+    launch_linear,
+    linear_config,
+    many,
+    many_config,
+)
 from specc.bench.gpu_timing import Call, error, poison, sets_for
 
 EPS = 1e-6
@@ -17,7 +25,7 @@ BOUNDS = {"y": 6e-3, "row": 0.0}
 """Relative error of y: bfloat16 roundings of y and of x * norm_weight, at worst one large channel in a single row.
 `row`: rows whose bits differ."""
 ROWS = (1, 4, 16, 32, 64, 128, 256)
-INVARIANT = (1, 2, 7, 16, 17, 32, 33, 64)
+INVARIANT = (1, 2, 7, 16, 17, 32, 33, 64, 65, 128, 200, 256)
 """Numbers of rows whose first rows must have the same bits."""
 
 
@@ -141,16 +149,16 @@ def errors(gemm: Gemm, config: LinearConfig, weight: Tensor, rows: int, invarian
     expected = composed(x, w, None, norm, EPS, "silu_mul" if gemm.gated else "none", residual)
     found = {"y": error(one.y, expected)}
     if invariant:
-        found["row"] = float(different_rows(gemm, config, weight))
+        found["row"] = float(different_rows(gemm, config, weight, MOST_ROWS if rows <= MOST_ROWS else INVARIANT[-1]))
     return found
 
 
-def different_rows(gemm: Gemm, config: LinearConfig, weight: Tensor) -> int:
-    """Rows among 64 whose bits are others alone, in the middle, or among fewer."""
-    whole = operands(gemm, 64, weight, seed=1)
+def different_rows(gemm: Gemm, config: LinearConfig, weight: Tensor, most: int) -> int:
+    """Rows among `most` whose bits are others alone, in the middle, or among fewer."""
+    whole = operands(gemm, most, weight, seed=1)
     whole.launch(gemm, config)
     kept, wrong = whole.y.clone(), 0
-    parts = [slice(0, count) for count in INVARIANT] + [slice(3, 4), slice(11, 14), slice(40, 64)]
+    parts = [slice(0, count) for count in INVARIANT if count <= most] + [slice(3, 4), slice(11, 14), slice(40, 64)]
     for part in parts:
         poison(whole.y)
         whole.launch(gemm, config, part)
@@ -167,9 +175,11 @@ def calls(gemm: Gemm, config: LinearConfig, many: Sequence[Tensor], rows: int) -
     ]
 
 
-def chosen(gemm: Gemm) -> LinearConfig:
-    """The table's configuration."""
-    return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16)
+def chosen(gemm: Gemm, rows: int = 1) -> LinearConfig | None:
+    """The table's configuration; None: the layer goes to torch."""
+    if rows <= MOST_ROWS:
+        return linear_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16)
+    return many_config(gemm.hidden, gemm.features, gemm.gated, torch.bfloat16, rows)
 
 
 def config(bf: int, bk: int, kw: int, split: int, warps: int, stages: int) -> LinearConfig:
@@ -220,8 +230,37 @@ TILES: Mapping[str, tuple[LinearConfig, ...]] = {
 layers want many programs."""
 
 
-def candidates(gemm: Gemm) -> tuple[LinearConfig, ...]:
-    """Tiles for a layer, each with and without asking ahead, and letting the next kernel start at once or late."""
+MANY_TILES: Mapping[str, tuple[LinearConfig, ...]] = {
+    "normed": (
+        many(64, 128, 128, 4, 4),
+        many(64, 128, 64, 8, 6),
+        many(64, 64, 64, 4, 8),
+        many(128, 64, 64, 4, 6),
+    ),
+    "gated": (many(64, 128, 64, 8, 6), many(32, 128, 64, 4, 4), many(64, 64, 64, 4, 4)),
+    "plain": (
+        many(64, 32, 128, 4, 6),
+        many(64, 64, 128, 4, 5),
+        many(64, 64, 128, 4, 5, split=2),
+        many(64, 128, 64, 8, 6, split=4),
+    ),
+    "small": (
+        many(64, 32, 64, 4, 9),
+        many(64, 16, 64, 4, 9),
+        many(32, 64, 64, 4, 9),
+        many(64, 16, 128, 4, 8),
+    ),
+}
+"""As `TILES`, for more than `MOST_ROWS` rows."""
+
+
+def candidates(gemm: Gemm, rows: int = 1) -> tuple[LinearConfig, ...]:
+    """Tiles for a layer; of those for few rows each with and without asking ahead, and letting the next kernel start at
+    once or late."""
+    if rows > MOST_ROWS:
+        return MANY_TILES[
+            "small" if gemm.bytes < 8e6 else "gated" if gemm.gated else "normed" if gemm.norm else "plain"
+        ]
     aheads: tuple[int, ...]
     if gemm.bytes < 8e6:
         kind, aheads = "small", (2048,)

@@ -14,7 +14,8 @@ from specc.bench.linear_cases import BOUNDS, EPS, Gemm, Model, candidates, chose
 
 Linear = Callable[[Gemm, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
-
+FEW, MANY = (1, 16), (128,)
+"""Rows that the two tables of configurations are chosen for."""
 Table = Mapping[Gemm, LinearConfig]
 
 
@@ -22,8 +23,10 @@ def own(
     table: Table, dependent: bool, gemm: Gemm, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None
 ) -> Tensor:
     """One layer of the chain by the kernel, with the table's configuration or another one."""
+    config = table[gemm] if gemm in table else chosen(gemm, x.shape[0])
+    if config is None:
+        return by_torch(gemm, x, weight, norm, residual)
     y = torch.empty(x.shape[0], gemm.features, device=x.device, dtype=x.dtype)
-    config = table[gemm] if gemm in table else chosen(gemm)
     launch_linear(x, weight, None, norm, EPS, gemm.gated, residual, y, config, dependent)
     return y
 
@@ -71,7 +74,7 @@ def chain_part(models: Sequence[Model], some: Sequence[int] | None = None) -> It
     """Times with the table's configurations, with and without programmatic dependent launch, beside torch."""
     for owner in models:
         layers, head = model_weights(owner)
-        for rows in some or (1, 4, 16, 32, 64):
+        for rows in some or (1, 4, 16, 32, 64, 128, 256):
             x = torch.randn(rows, owner.gemms[0].hidden, device="cuda").bfloat16()
             expected = chain(owner, by_torch, x, layers, head).double()
             for name, linear in CHAINS.items():
@@ -84,13 +87,13 @@ def chain_part(models: Sequence[Model], some: Sequence[int] | None = None) -> It
                 yield row if row.get("wrong") else row | timed([run]).row()
 
 
-def tuned_chain(owner: Model, rounds: int = 2) -> Iterator[Row]:
-    """Layer by layer the configuration with the least time of the whole chain for 1 and for 16 rows together.
+def tuned_chain(owner: Model, counts: Sequence[int] = FEW, rounds: int = 2) -> Iterator[Row]:
+    """Layer by layer the configuration with the least time of the whole chain for `counts` of rows together.
 
     A row per configuration tried, at last one with the table found. Wrong configurations are not timed.
     """
     layers, head = model_weights(owner)
-    inputs = [torch.randn(rows, owner.gemms[0].hidden, device="cuda").bfloat16() for rows in (1, 16)]
+    inputs = [torch.randn(rows, owner.gemms[0].hidden, device="cuda").bfloat16() for rows in counts]
 
     def times(table: Table) -> list[float]:
         return [timed([partial(chain, owner, partial(own, table, True), x, layers, head)], 7).us for x in inputs]
@@ -98,15 +101,15 @@ def tuned_chain(owner: Model, rounds: int = 2) -> Iterator[Row]:
     table: dict[Gemm, LinearConfig] = {}
     best = times(table)
     slots = (*owner.gemms, owner.head)
-    right = {gemm: list(candidates(gemm)) for gemm in slots}
+    right = {gemm: list(candidates(gemm, counts[-1])) for gemm in slots}
     for turn in range(rounds):
         for place, gemm in enumerate(slots):
             weight = head if gemm is owner.head else layers[0][place]
             seen = list[tuple[float, LinearConfig]]()
             for config in right[gemm]:
-                row: Row = {"model": owner.name, "gemm": gemm.name, "config": repr(config), "round": turn}
+                row: Row = {"gemm": gemm.name, "config": repr(config), "round": turn}
                 try:
-                    row["errors"] = errors(gemm, config, weight, 16, False) if turn == 0 else {}
+                    row["errors"] = errors(gemm, config, weight, counts[-1], False) if turn == 0 else {}
                     row["wrong"] = not all(value <= BOUNDS[name] for name, value in row["errors"].items())
                     if not row["wrong"]:
                         found = times(table | {gemm: config})
@@ -119,7 +122,6 @@ def tuned_chain(owner: Model, rounds: int = 2) -> Iterator[Row]:
                 yield row
             right[gemm] = [config for _, config in sorted(seen, key=lambda pair: pair[0])[:4]]
     yield {
-        "model": owner.name,
         "chain_us": [round(us, 1) for us in best],
-        "table": {gemm.name: repr(table[gemm] if gemm in table else chosen(gemm)) for gemm in slots},
+        "table": {gemm.name: repr(table[gemm] if gemm in table else chosen(gemm, counts[-1])) for gemm in slots},
     }

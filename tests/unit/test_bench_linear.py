@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from specc.backends.triton.ops.linear import LINEAR
+from specc.backends.triton.ops.linear import LINEAR, MANY
 from specc.bench.gpu_timing import RATE
 from specc.bench.linear_cases import MODELS, Gemm, Model, candidates, chosen
 
@@ -30,3 +30,13 @@ def test_every_layer_has_a_measured_configuration_and_legal_others(model: Model,
     for config in tried:
         assert config.stages or config.once(gemm.hidden)
         assert config.kw in (1, config.warps)
+
+
+@pytest.mark.parametrize(("model", "gemm"), LAYERS, ids=[f"{model.name} {gemm.name}" for model, gemm in LAYERS])
+def test_every_layer_but_heads_has_one_for_many_rows(model: Model, gemm: Gemm) -> None:
+    config = chosen(gemm, 128)
+    assert config == MANY.get((gemm.hidden, gemm.features, gemm.gated))
+    assert (config is None) == (gemm is model.head)
+    tried = candidates(gemm, 128)
+    assert len(set(tried)) == len(tried) > 2
+    assert config is None or config in tried

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from specc.backends.triton.ops.linear import FLOAT32, LINEAR, LinearConfig, launch_linear
+from specc.backends.triton.ops.linear import FLOAT32, LINEAR, MANY, LinearConfig, launch_linear
 from tests.backends.triton.compiling import Resources
 from tests.backends.triton.recorded import launched
 
@@ -17,15 +17,17 @@ from tests.backends.triton.recorded import launched
 def cases() -> Iterator[tuple[str, Resources]]:
     """One per distinct configuration and tile of rows, with everything fused that the layer can take in."""
     made: set[tuple[object, ...]] = set()
-    table = [*LINEAR.items(), ((2048, 2048, False), FLOAT32)]
-    for (hidden, features, gated), config in table:
-        for rows in (1, 32):
-            key = (config, gated, hidden, features > hidden, rows)
-            if key not in made:
-                made.add(key)
-                dtype = torch.float32 if config is FLOAT32 else torch.bfloat16
-                ((_, used),) = launched(partial(launch, hidden, features, gated, config, rows, dtype))
-                yield f"{hidden} {features} {rows} {config}", used
+    few = [*LINEAR.items(), ((2048, 2048, False), FLOAT32)]
+    table = [(*each, rows) for each in few for rows in (1, 32, 64) if rows <= max(32, each[1].block)] + [
+        (*each, 128) for each in MANY.items()
+    ]
+    for (hidden, features, gated), config, rows in table:
+        key = (config, gated, hidden, features > hidden, rows)
+        if key not in made:
+            made.add(key)
+            dtype = torch.float32 if config is FLOAT32 else torch.bfloat16
+            for name, used in launched(partial(launch, hidden, features, gated, config, rows, dtype)):
+                yield f"{name} {hidden} {features} {rows} {config}", used
 
 
 def launch(hidden: int, features: int, gated: bool, config: LinearConfig, rows: int, dtype: torch.dtype) -> None:
