@@ -107,24 +107,49 @@ def exchange(slots, counter, phase, part, a, b, c, d, parts, PARTS: tl.constexpr
 
 
 @triton.jit
-def threshold(key, inside, k, slots, counter, phase, part, parts, PARTS: tl.constexpr, BITS: tl.constexpr):
-    """(t, phase): a number that exactly the k largest keys of a row, and those equal to the k-th, are not below.
+def packed_counts(digit, first, PER: tl.constexpr):
+    """How many digits are above first, first + 1, … (PER of them, 4 or 1): counts of up to 4096 as one float64."""
+    low = (digit > first).to(tl.int32)
+    if PER == 1:
+        return tl.sum(low, 0).to(tl.float64)
+    else:
+        low += (digit > first + 1).to(tl.int32) << 13
+        high = (digit > first + 2).to(tl.int32) + ((digit > first + 3).to(tl.int32) << 13)
+        return tl.sum(low, 0).to(tl.float64) + tl.sum(high, 0).to(tl.float64) * 67108864.0
 
-    Two bits per exchange, from the top: the largest t with at least k keys >= t; done early if there are exactly k.
+
+@triton.jit
+def threshold(key, inside, k, slots, counter, phase, part, parts, PARTS: tl.constexpr, BITS: tl.constexpr):
+    """(t, phase): a number that exactly the k largest keys (uint32) of a row, and those equal to the k-th, are not
+    below.
+
+    The largest t with at least k keys >= t, from the top four bits of it per exchange; done early if there are exactly
+    k. Four counts travel in one number; a part of more than 4096 has two bits per exchange, one count in each.
     """
-    best = tl.full([], -2147483648, tl.int64)
-    step = tl.full([], 1 << 30, tl.int64)
-    exact = False
-    while (step >= (1 << (32 - BITS))) & (exact == 0):
-        one = tl.sum((inside & (key >= best + step)).to(tl.int32), 0).to(tl.float64)
-        two = tl.sum((inside & (key >= best + 2 * step)).to(tl.int32), 0).to(tl.float64)
-        three = tl.sum((inside & (key >= best + 3 * step)).to(tl.int32), 0).to(tl.float64)
-        ones, twos, threes, _ = exchange(slots, counter, phase, part, one, two, three, 0.0, parts, PARTS)
+    DIGIT: tl.constexpr = 4 if key.shape[0] <= 4096 else 2
+    PER: tl.constexpr = 4 if key.shape[0] <= 4096 else 1
+    best = tl.full([], 0, tl.uint32)
+    shift = tl.full([], 32 - DIGIT, tl.uint32)
+    exact, left = False, BITS // DIGIT
+    while (left > 0) & (exact == 0):
+        digit = tl.where(inside & (key >= best), ((key - best) >> shift).to(tl.int32), -1)
+        one, two = packed_counts(digit, 0, PER), packed_counts(digit, PER, PER)
+        three, four = packed_counts(digit, 2 * PER, PER), packed_counts(digit, 3 * PER, PER)
+        sums = exchange(slots, counter, phase, part, one, two, three, four, parts, PARTS)
         phase += 1
-        low, middle, high = tl.sum(ones, 0), tl.sum(twos, 0), tl.sum(threes, 0)
-        exact = (low == k) | (middle == k) | (high == k)
-        best += ((low >= k).to(tl.int64) + (middle >= k).to(tl.int64) + (high >= k).to(tl.int64)) * step
-        step = step >> 2
+        taken = tl.full([], 0, tl.uint32)
+        hit = taken != 0
+        for slot in tl.static_range(4):
+            whole = sums[slot].to(tl.int64)
+            for place in tl.static_range(PER):
+                if slot * PER + place + 1 < (1 << DIGIT):
+                    there = tl.sum(((whole >> (13 * place)) & (8191 if PER > 1 else 0x7FFFFFFF)).to(tl.int32), 0)
+                    taken += (there >= k).to(tl.uint32)
+                    hit = hit | (there == k)
+        exact = hit
+        best += taken << shift
+        shift -= DIGIT
+        left -= 1
     return best, phase
 
 
@@ -142,7 +167,7 @@ def law_part(law, column, inside, temperature, k, slots, counter, part, parts, P
         most = tl.max(tl.where(tl.arange(0, PARTS) < parts, largest, float("-inf")), 0).to(tl.float32)
         keep = inside
         if TOP_K:
-            key = ordered_bits(raw).to(tl.int64)
+            key = ordered_bits(raw).to(tl.uint32, bitcast=True) ^ 0x80000000
             least, phase = threshold(key, inside, k, slots, counter, phase, part, parts, PARTS, BITS)
             keep = inside & (key >= least)
         raw = tl.where(keep, tl.exp(scaled - most), 0.0)

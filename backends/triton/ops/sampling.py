@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 UNIFORM_BLOCK = 1024
 SPAN = 2048
 """Elements of a row that one program of a group has."""
-SPAN_WARPS = 8
+SPAN_WARPS = 4
 
 
 def divided(size: int) -> tuple[int, int]:
