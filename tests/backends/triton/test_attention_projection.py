@@ -61,7 +61,7 @@ def run(given: list[Any], config: AttentionConfig, joined: int, at_once: int = 8
     caches = [x.clone() for x in (k_cache, v_cache)]
     with patch.object(attention_step, "JOINED_ROWS", joined), patch.object(attention_step, "AT_ONCE", at_once):
         y = rope_attention_linear_(
-            q, k, v, cos, sin, *caches, length, None, None, 0.3, True, weight, bias, residual, config, ONCE
+            q, k, v, cos, sin, caches[0], caches[1], length, None, None, 0.3, True, weight, bias, residual, config, ONCE
         )
     return [y, *caches]
 
