@@ -356,8 +356,9 @@ def _decided(job: Job, session: Session, findings: Findings, evidence: Evidence,
     built = _warmed(job, [choice.tree for choice in wanted], requests[:CHECK_WARM], build)
     # What isn't ready is built here and now, if it is what the model expects to be the fastest, or the source's.
     left = [choice for choice in wanted if choice.tree in built or choice in wanted[:2]]
-    tokens, seed = job.options.max_new_tokens, session.identity.seed
-    return decided(findings, check(partial(_decoder, job, session), left, requests, tokens, seed, deadline(), job.say))
+    tokens, seed, seconds = job.options.max_new_tokens, session.identity.seed, deadline() - time.monotonic()
+    made = check(partial(_decoder, job, session), left, requests, tokens, seed, seconds, job.say)
+    return decided(findings, made)
 
 
 def _write(job: Job, findings: Findings) -> None:

@@ -42,19 +42,20 @@ def check(
     requests: Sequence[Request],
     new_tokens: int,
     seed: int,
-    deadline: float,
+    seconds: float,
     say: Callable[[str], None],
 ) -> list[Checked]:
-    """The trees run on the same prompts: as many as the first of them decodes in its part of the time."""
+    """The trees run on the same prompts: as many as the first of them decodes in its part of the seconds, which begin
+    when all are built. A pass that has begun is ended, so that all trees have made as many."""
     found: dict[Tree, Metrics] = {}
     decoders = [(choice, decoder_of(choice.tree)) for choice in choices]
     points = [time_steps(decoder, [requests[0].ids], choice.tree, POINT_SECONDS) for choice, decoder in decoders]
+    began = time.monotonic()
     for number in range(PASSES):
+        if number and time.monotonic() > began + seconds:
+            break
         for place, (choice, decoder) in enumerate(decoders):
-            now = time.monotonic()
-            if number and now > deadline:
-                break
-            part = now + (deadline - now) / len(choices) if not number and not place else None
+            part = None if number or place else began + seconds / len(choices)
             made: list[BatchResult] = []
             for request in requests:
                 if made and part is not None and time.monotonic() > part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +69,7 @@ def test_a_few_steps_decide_nothing() -> None:
 
 
 def test_trees_run_on_the_same_prompts_and_their_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first tree has time for two of three prompts; then each pass takes less, or more, than the one before."""
+    """A prompt takes 4 s. The first tree has time for two of three; a pass takes less, or more, than the one before."""
     now, calls = [0.0], list[tuple[str, int]]()
 
     def decode(decoder: Any, requests: list[Request], *_: object, **__: object) -> Any:
@@ -79,19 +78,21 @@ def test_trees_run_on_the_same_prompts_and_their_least_time_counts(monkeypatch: 
         return requests[0]
 
     def metrics(made: list[Any]) -> Any:
-        seconds = {1: 10.0, 2: 11.0, 3: 7.0, 4: 12.0, 5: 9.0, 6: 8.0}[len(calls) // 2]
+        seconds = (10.0, 11.0, 7.0, 12.0, 9.0, 8.0)[len(calls) // 2 - 1]
         return SimpleNamespace(seconds=seconds, acceptance_length=2.0, steps=7, tokens_per_second=100 / seconds)
 
     monkeypatch.setattr(checking, "decode_batch", decode)
     monkeypatch.setattr(checking, "run_metrics", metrics)
     monkeypatch.setattr(checking, "time_steps", lambda *_: None)
     monkeypatch.setattr(checking, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    requests = [Request(number, "p", (1,)) for number in range(3)]
-    found = check(lambda tree: tree, [choice(WIDE), choice(CHAIN)], requests, 8, 0, 14.0, lambda _: None)  # type: ignore[arg-type, return-value]
-    assert calls[:4] == [(WIDE.label, 0), (WIDE.label, 1), (CHAIN.label, 0), (CHAIN.label, 1)]
-    assert len(calls) == 4, "the second pass begins in time only"
-    assert [one.tokens_per_second for one in found] == [10.0, 100 / 11]
-    now[0], calls[:] = 0.0, []
-    found = check(lambda tree: tree, [choice(WIDE), choice(CHAIN)], requests[:2], 8, 0, 99.0, lambda _: None)  # type: ignore[arg-type, return-value]
-    assert [one.tokens_per_second for one in found] == [100 / 7, 100 / 8]
-    assert replace(findings(), checked=found).as_json()["tables"][-1]["name"] == "checked"
+
+    def rates(count: int, seconds: float) -> list[float]:
+        now[0], calls[:] = 50.0, []
+        requests, trees = [Request(number, "p", (1,)) for number in range(count)], [choice(WIDE), choice(CHAIN)]
+        built: Any = lambda tree: tree  # noqa: E731
+        return [one.tokens_per_second for one in check(built, trees, requests, 8, 0, seconds, lambda _: None)]
+
+    assert rates(3, 14.0) == [10.0, 100 / 11]  # no second pass
+    assert calls == [(WIDE.label, 0), (WIDE.label, 1), (CHAIN.label, 0), (CHAIN.label, 1)]
+    assert rates(2, 17.0) == [100 / 7, 100 / 11]  # a second pass, which is ended
+    assert rates(2, 99.0) == [100 / 7, 100 / 8]

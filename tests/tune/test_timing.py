@@ -54,7 +54,7 @@ def test_no_other_model_without_negative_parts_is_nearer(noise: list[float], ran
         for part in range(3):
             values = [model.base, model.node, model.level]
             values[part] = values[part] * step + (1e-7 if step > 1 else 0)
-            assert cost(model, found) <= cost(StepModel(*values, None, None, ()), found) + 1e-12
+            assert cost(model, found) <= cost(StepModel(values[0], values[1], values[2], None, None, ()), found) + 1e-12
 
 
 @settings(deadline=None)
