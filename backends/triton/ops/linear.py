@@ -24,9 +24,12 @@ Tensor = torch.Tensor
 
 MOST_ROWS = 64
 """Rows up to which `LINEAR` is used: the weight is what takes time, and each program normalises x on the way."""
-MANY_ROWS, SMALL_ROWS, SMALL = 128, 256, 1 << 21
-"""Rows up to which `MANY` is used, and for layers of up to `SMALL` weights. Above, cuBLAS is faster: chains of 256 rows
-take 0.85x and 0.95x of the kernel's time at GDN-1.3B and Llama-3.2-1B, but 1.22x at SmolLM2."""
+MANY_ROWS = 128
+"""Rows up to which `MANY` is used. Above, cuBLAS is faster: chains of 256 rows take 0.85x and 0.95x of the kernel's
+time at GDN-1.3B and Llama-3.2-1B, but 1.22x at SmolLM2."""
+SMALL_ROWS = 256
+"""As `MANY_ROWS`, for layers of up to `SMALL` weights."""
+SMALL = 1 << 21
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
 COUNTERS = 1 << 16
