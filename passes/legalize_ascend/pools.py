@@ -147,7 +147,8 @@ def through_pool(rule: Rule, plan: Plan, pool: Pool) -> None:
     for after in [user for user in rule.node.users if user.args[1] == STATES]:
         with editor.after(after, after):
             filled = editor.call(ops.npu_pool_fill, state, after, name="pool_after")
-        after.replace_all_uses_with(filled, delete_user_cb=lambda user, made=filled: user is not made)
+        for reader in [user for user in after.users if user is not filled]:
+            reader.replace_input_with(after, filled)
 
 
 def _see_pool(rule: Rule, pool: Pool | None) -> None:

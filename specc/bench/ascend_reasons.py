@@ -22,6 +22,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "experts are a batched product with tokens last",
     ),
     ("Transpose", r"index_select|rows\.copy_", "GE gathers along the first dim; rows of a batch are the second"),
+    (
+        "Cast",
+        r"unit_rows\(torch\.cat\(parts|beta=beta\.to|matrices\(state\)|state\.dtype\)",
+        "the recurrent operator takes queries, keys, rates and states in bfloat16; matmuls want states in float32",
+    ),
     ("Cast", r"seen\.to", "a mask becomes numbers, so that sums over paths are one product"),
     ("Cast", r"to\(torch\.float32\)|\.to\(dtype\)", _FLOAT32),
     ("Transpose", r"bmm|transpose\(1, 2\)|columns\(|key_rows|split|addcmul|across|permute", _HEADS),
