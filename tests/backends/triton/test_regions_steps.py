@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from torch.fx import GraphModule, Node
 
@@ -17,9 +11,9 @@ from specc.backends.triton.regions import plan
 from specc.backends.triton.regions.region import is_free
 from specc.backends.triton.rotations import attention_steps
 from specc.ir.edit import is_loop, loop_parts
+from tests.backends.triton.apart import printed
 from tests.backends.triton.compiled_regions import step_graph
 
-ROOT = Path(__file__).resolve().parents[3]
 STACK_OF_COSINE = 32
 """Bytes that the reduction of large angles keeps on the stack; it is no spill."""
 
@@ -101,11 +95,7 @@ def test_a_level_of_a_heads_draft_has_few_launches_and_its_cache_is_written_in_p
 )
 def test_regions_of_shipped_specs_compile_without_spills(spec: str) -> None:
     """In a process of its own: kernels of this one are the interpreter's."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    words = [sys.executable, "-m", "tests.backends.triton.compiled_regions", spec]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = printed("compiled_regions", spec)
     assert len(found) >= 3
     spilled = [item for item in found if item[1]["spills"] > (STACK_OF_COSINE if item[1]["rounds_angles"] else 0)]
     assert not spilled
