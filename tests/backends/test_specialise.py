@@ -159,6 +159,7 @@ def test_the_result_is_the_same(body: list[str], a: int, b: bool, c: str, first:
         ("float(a)", "9.0"),
         ("float(a and b)", "0.0"),
         ("x < a < b", "x < 9 < 0"),
+        ("b or x", "x"),
         ('float("inf") > x', 'float("inf") > x'),
     ],
 )
@@ -168,3 +169,37 @@ def test_values_of_constants_are_worked_out(text: str, left: str) -> None:
     assert f"return {left}\n" in made
     for x in (-1, 5, 50):
         assert result(made, x) == result(source, x)
+
+
+CALL = "\n\n\ndef run(x):\n    return f(x, 0, 1)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("if x > 3:\n    x = 1\nelif a:\n    x = 2", "if x > 3:\n    x = 1"),
+        ("x = 1\nif b:\n    # Why,\n    # and how.\n    x = 2", "x = 1\n# Why,\n# and how.\nx = 2"),
+        ("if x > 3:\n    if a:\n        x = 1\n    if a:\n        x = 2", "if x > 3:\n    pass"),
+        ("if x > 3:\n    if a:\n        x = 1\n    x = 2", "if x > 3:\n    x = 2"),
+        ("if a:\n    x = 1\nelif b:\n    x = 2\nelse:\n    x = 3", "x = 2"),
+    ],
+)
+def test_what_is_left_of_a_branch_is_what_one_would_write(body: str, left: str) -> None:
+    def function(parameters: str, lines: str) -> str:
+        return f"def f({parameters}):\n" + "".join(f"    {line}\n" for line in lines.split("\n")) + "    return x"
+
+    assert specialise(function("x, a, b", body) + CALL, ["f"]) == function("x", left) + CALL.replace(", 0, 1", "")
+
+
+@pytest.mark.parametrize("call", ["f(3)", "f(\n        3,\n    )", "f(a=3, )", "f(3, b=2)"])
+def test_a_function_may_lose_all_parameters(call: str) -> None:
+    made = specialise(f"def f(a, b=2):\n    return a + b\n\n\ndef run():\n    return {call}\n", ["f"])
+    assert "def f():\n    return 3 + 2\n" in made
+    assert "".join(made.split()).endswith("returnf()")
+
+
+def test_parameters_go_from_between_others() -> None:
+    source = "def f(a, x, b, c, y):\n    return a * x + b * y + c\n\n\ndef run(x):\n    return f(2, x, 3, 4, y=x + 1)\n"
+    made = specialise(source, ["f"])
+    assert "def f(x, y):\n    return 2 * x + 3 * y + 4\n" in made
+    assert made.endswith("return f(x, y=x + 1)\n")
