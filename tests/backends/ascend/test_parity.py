@@ -23,7 +23,7 @@ from tests.cells import ALL
 
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
-QUICK = ("smollm2-prompt-lookup-tree", "gdn-15m-tree")
+FAULTY = "smollm2-prompt-lookup-tree"
 EVERY = ((GRAPH,), DTYPES, BATCHES)
 CELLS = places(NAMES, *EVERY) if ALL else thinned(NAMES, *EVERY)
 """Every spec with every type and batch; by default one of those for each, in turn."""
@@ -53,11 +53,6 @@ def compared(trio: Trio, examples: int) -> None:
     assert trio.seen.steps > batch
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_float64_eager_operators_and_ge_graphs_agree(name: str) -> None:
-    compared(trio_of(name, "float16", 2), 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("place", CELLS, ids=lambda place: f"{place.spec}, {place.dtype}, {place.batch}")
 def test_every_shipped_spec_agrees_in_every_type(place: Place) -> None:
@@ -81,7 +76,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_bounds_notice_a_planted_fault(fault: str) -> None:
-    trio = trio_of(QUICK[0], "bfloat16", 1, graph=False)
+    trio = trio_of(FAULTY, "bfloat16", 1, graph=False)
     old, new = FAULTS[fault]
     assert old in trio.half.source
     broken = Half(trio.half.loaded)
