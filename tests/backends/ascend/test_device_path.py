@@ -66,7 +66,7 @@ def records(steps: Any, prompt: tuple[Tensor, Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES.values() if ALL else SAME)
+@pytest.mark.parametrize("name", tuple(FAMILIES.values()) if ALL else SAME)
 def test_two_lengths_and_two_trees_use_the_same_graphs(device: Lowered, name: str) -> None:
     """0 recompiles: what torchair is handed, and what torch.compile has traced, is counted."""
     module, weights = pair(name).ascend.module, pair(name).ascend.weights
