@@ -169,7 +169,10 @@ def law_part(law, column, inside, temperature, k, slots, counter, part, parts, P
         if TOP_K:
             key = ordered_bits(raw).to(tl.uint32, bitcast=True) ^ 0x80000000
             least, phase = threshold(key, inside, k, slots, counter, phase, part, parts, PARTS, BITS)
-            keep = inside & (key >= least)
+            # Read again: the search needs the registers.
+            raw = tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
+            scaled = tl.math.div_rn(raw, temperature)
+            keep = inside & (ordered_bits(raw).to(tl.uint32, bitcast=True) ^ 0x80000000 >= least)
         raw = tl.where(keep, tl.exp(scaled - most), 0.0)
         sums, _, _, _ = exchange(
             slots, counter, phase, part, tl.sum(raw, 0).to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS
