@@ -89,4 +89,5 @@ def decided(findings: Findings, checked: Sequence[Checked]) -> Findings:
         notes.append("the tree that the source had is kept: none was faster there")
     elif best.choice.tree != findings.chosen.tree:
         notes.append(f"expected to be the fastest, and not so there: {findings.chosen.tree.label}")
-    return replace(found, chosen=best.choice, notes=(*found.notes, *notes))
+    margins = found.margins if best.choice.tree == findings.chosen.tree else ()  # they are of the one, not of the other
+    return replace(found, chosen=best.choice, margins=margins, notes=(*found.notes, *notes))

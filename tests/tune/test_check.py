@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from specc.runtime.generate import Request
 from specc.tune import check as checking
 from specc.tune.check import FEWEST_STEPS, check, decided, finalists
-from specc.tune.choose import Bounds, Choice
+from specc.tune.choose import Bounds, Choice, Margin
 from specc.tune.evidence import Replay
 from specc.tune.report import Checked, Findings
 from specc.tune.timing import Point, StepModel
@@ -46,8 +47,11 @@ def test_the_sources_tree_and_the_fastest_that_were_timed_are_run_too_and_each_o
 
 
 def test_the_fastest_tree_of_the_run_is_chosen_and_the_notes_say_so() -> None:
-    made = decided(findings(), checked((WIDE, 100.0), (CHAIN, 90.0), (QUICK, 120.0)))
+    before = replace(findings(), margins=[Margin(1.0, 2.0, 1.0, 0.1)])
+    assert decided(before, checked((WIDE, 100.0), (CHAIN, 90.0))).margins
+    made = decided(before, checked((WIDE, 100.0), (CHAIN, 90.0), (QUICK, 120.0)))
     assert made.chosen.tree == QUICK
+    assert made.margins == ()  # they were the other tree's
     assert len(made.checked) == 3
     told, missed = made.notes
     assert "chain of 4 90" in told
