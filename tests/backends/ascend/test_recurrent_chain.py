@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
 from specc.backends.ascend.harness import counts
+from specc.check.ascend.bounds import difference, half_bound, scale, state_roundings, unit_roundoff
 from specc.check.ascend.half import Half, reduced_half
 from specc.check.ascend.ladder import walked
 from specc.check.ascend.steps import Executed, Steps, eagerly
 from specc.check.ascend.walk import Trio, Walk
-from specc.check.drafts import planted
+from specc.check.drafts import as_bag, planted
 from specc.check.findings import CheckFailure
 from specc.check.machines import State
-from specc.spec import LoadedSpec
-from tests.backends.ascend.chain_specs import chain, hybrid, plain
+from specc.check.subject import Subject
+from specc.check.variations import Variation, changed
+from specc.models.geometry import Geometry
+from specc.spec import LoadedSpec, from_mapping, load, to_mapping
+from tests.backends.ascend.chain_specs import SPECS, chain, hybrid, plain
 
 OPERATOR = "RecurrentGatedDeltaRule"
 
@@ -147,19 +152,67 @@ FAULTS = {
 }
 
 
+@cache
+def sound() -> Half:
+    """The module without a fault: what it is made of, and the float64 one beside it, serve all faults."""
+    return Half(reduced_half(chain(), "bfloat16"))
+
+
+def with_source(source: str) -> Trio:
+    half = Half(sound().loaded)
+    half.__dict__.update({name: getattr(sound(), name) for name in ("naive", "program", "exact", "_rounded")})
+    half.__dict__["source"] = source
+    return Trio(half, Steps(half, 2, eagerly), None)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault: str) -> None:
-    trio = trio_of(chain(), 2, graph=False)
     old, new = FAULTS[fault]
-    assert old in trio.half.source, old
-    broken = Half(trio.half.loaded)
-    broken.__dict__["source"] = trio.half.source.replace(old, new)
-    broken.__dict__["program"] = trio.half.program
-    worse = replace(trio, half=broken, eager=Steps(broken, 2, eagerly))
+    assert old in sound().source, old
     # What the operator's CPU kernel leaves undefined it refuses.
     with pytest.raises((CheckFailure, RuntimeError, IndexError, ValueError)):
-        mixed(worse)
+        mixed(with_source(sound().source.replace(old, new)))
 
 
 def test_without_a_fault_the_same_steps_agree() -> None:
-    mixed(trio_of(chain(), 2, graph=False))
+    mixed(with_source(sound().source))
+
+
+def test_bfloat16_states_widen_the_bound_of_recurrent_layers_only() -> None:
+    geometry = sound().loaded.spec.target.geometry
+    for dtype in (torch.float16, torch.bfloat16):
+        wide, narrow = half_bound(geometry, dtype), half_bound(geometry, dtype, False, torch.bfloat16)
+        assert narrow**2 == pytest.approx(wide**2 + state_part(geometry) ** 2)
+    attention = reduced_half(load(SPECS / "smollm2-plain.yaml"), "bfloat16").spec.target.geometry
+    assert half_bound(attention, torch.bfloat16, False, torch.bfloat16) == half_bound(attention, torch.bfloat16)
+
+
+def state_part(geometry: Geometry) -> float:
+    """What rounding states, and nothing else, may do by the model of bounds.py."""
+    return scale(geometry) * unit_roundoff(torch.bfloat16) * math.sqrt(state_roundings(geometry, torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_rounding_only_the_states_stays_within_its_share_of_the_bound() -> None:
+    """The reference in float32 with bfloat16 states against the same with float32 states."""
+    exact, found = sound().exact, []
+    for dtype in ("bfloat16", "float32"):
+        changes = {"runtime.dtype": "float32", "runtime.state_dtype": dtype}
+        subject = Subject(Variation(dtype, from_mapping(changed(to_mapping(sound().loaded.spec), changes))), 0)
+        machine, part = subject.generated, {"lengths": torch.tensor([4, 3])}
+        state = {**machine.start(2), "rng": torch.tensor([1, 2])}
+        state, prompt = machine.step(
+            "prefill", state, {"input_ids": torch.tensor([[3, 5, 8, 1], [4, 4, 9, 0]]), **part}
+        )
+        state |= {"root_token": torch.tensor([5, 6]), "remaining": torch.full((2,), 99), "finished": torch.zeros(2) > 0}
+        seen, texts = [prompt["logits"]], [[3, 5, 8, 1, 5], [4, 4, 9, 6]]
+        for seed in (1, 2):
+            bag = as_bag(exact, planted(exact, texts, seed, 99), seed)
+            state, verified = machine.step("verify", state, bag)
+            state, accepted = machine.step("accept", state, {**bag, **verified})
+            state, _ = machine.step("commit", state, {**bag, **verified, **accepted})
+            seen.append(verified["logits"])
+        found.append([*seen, state["state"]])
+    errors = [difference(narrow, wide) for narrow, wide in zip(*found, strict=True)]
+    assert errors[0] == 0.0  # a prompt's own rule is in float32
+    assert 0.0 < max(errors) <= state_part(sound().loaded.spec.target.geometry)
