@@ -83,8 +83,8 @@ def delta_rule_verify_states(
     shares = u.unsqueeze(1) * ratio.transpose(1, 2).unsqueeze(2)
     added = torch.bmm(shares.reshape(size, nodes * values, nodes), keys).reshape(size, nodes, values, width)
     states = decay.reshape(size, nodes, 1, 1) * before.unsqueeze(1) + added
-    states = states.reshape(-1, heads, nodes, values, width).transpose(1, 2).contiguous().to(state.dtype)
-    return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype), states
+    states = states.reshape(-1, heads, nodes, values, width).transpose(1, 2).contiguous()
+    return unfolded(o, heads, v.dtype), unfolded(u, heads, dtype), states.to(state.dtype)
 
 
 def delta_rule_chunk(
