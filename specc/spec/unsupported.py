@@ -73,6 +73,7 @@ def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
 
 
 def _state_remedy(target: str, dtype: str) -> str:
-    """A state type that the target has, and the targets that have this one."""
+    """The state types of the target, and the targets that have this one."""
+    own = " or ".join(sorted(STATE_DTYPES[target], reverse=True))
     others = ", ".join(sorted(name for name, held in STATE_DTYPES.items() if dtype in held))
-    return f"write `state_dtype: {min(STATE_DTYPES[target])}`; {others} keep {dtype} states"
+    return f"write `state_dtype: {own}`; {others} keep {dtype} states"
