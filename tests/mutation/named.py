@@ -21,14 +21,14 @@ NAMED: tuple[Fault, ...] = (
     Fault(
         "the parent shift is skipped",
         "passes/rewrite_negative_indices/tables.py",
-        "shifted[key] = editor.call(aten.add.Tensor, use.operand, 1, name=_row_name(use.operand))",
-        "shifted[key] = editor.call(aten.clamp_min.default, use.operand, 0, name=_row_name(use.operand))",
+        "shifted[operand] = editor.call(aten.add.Tensor, operand, 1, name=_row_name(operand))",
+        "shifted[operand] = editor.call(aten.clamp_min.default, operand, 0, name=_row_name(operand))",
     ),
     Fault(
         "positions come from shifted parents",
         "passes/insert_tree_masks.py",
-        'return mask, editor.call(aten.sub.Tensor, count, 1, name="depth")',
-        'return mask, editor.call(aten.sub.Tensor, count, 0, name="depth")',
+        'return editor.call(aten.sub.Tensor, count, 1, name="depth")',
+        'return editor.call(aten.sub.Tensor, count, 0, name="depth")',
     ),
     Fault(
         "one mask bit is dropped",
@@ -83,8 +83,8 @@ NAMED: tuple[Fault, ...] = (
     Fault(
         "K and V are compacted along different paths",
         "specc/lower/commit.py",
-        'n["cache"], n["candidate"], n["path"], n["start"], n["count"], config.fast_reorder',
-        'n["cache"], n["candidate"], n["path"] if name == "k" else n.call(aten.cumsum.default, '
+        'n[cache], n[candidate], n["path"], n["start"], n["count"], config.fast_reorder',
+        'n[cache], n[candidate], n["path"] if "k_" in cache else n.call(aten.cumsum.default, '
         'n.call(aten.ones_like.default, n["path"]), 1), n["start"], n["count"], config.fast_reorder',
     ),
     Fault(

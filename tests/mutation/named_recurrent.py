@@ -94,8 +94,8 @@ RECURRENT: tuple[Fault, ...] = (
     Fault(
         "the folded state is not written back",
         KERNELS + "delta_pending.py",
-        "    state[due] = tile[due]\n",
-        "    state[due] = state[due]\n",
+        "        state[due] = after.to(state.dtype)\n",
+        "        state[due] = state[due]\n",
         check=(GDN, "verify.recurrence=hybrid", *WINDOWED),
     ),
     Fault(
@@ -201,8 +201,8 @@ RECURRENT: tuple[Fault, ...] = (
     Fault(
         "a chunk does not decay the state it carries",
         KERNELS + "delta.py",
-        "        state *= decay[..., -1:, :]\n",
-        "        state *= decay[..., :1, :]\n",
+        "        tile *= decay[..., -1:, :]\n",
+        "        tile *= decay[..., :1, :]\n",
         check=(GDN, "verify.recurrence=tree", *IMMEDIATE),
     ),
     Fault(
