@@ -18,7 +18,6 @@ import importlib
 import itertools
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,8 +46,6 @@ WARM_UPS = 3
 MOST_CALLS = 400
 """Calls in one graph at most: small inputs would ask for more sets than a graph takes in reasonable time."""
 WORKERS = 14
-COMMIT = "SPECC_COMMIT"
-"""Environment variable: the commit of the source tree, for copies that are not a checkout."""
 
 
 def _triton_errors() -> tuple[type[BaseException], ...]:
@@ -248,9 +245,6 @@ class Report:
 
 
 def report(name: str, module: str, arguments: Sequence[str] | None, folder: Path = RESULTS) -> Report:
-    """A report of a benchmark on the GPU; the commit comes from the variable SPECC_COMMIT where that is set."""
+    """A report of a benchmark on the GPU."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    head = environment(module, given) | {"gpu": gpu()}
-    if COMMIT in os.environ:
-        head["commit"] = os.environ[COMMIT]
-    return Report(name, head, folder)
+    return Report(name, environment(module, given) | {"gpu": gpu()}, folder)

@@ -22,6 +22,10 @@ RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
+COMMIT = "SPECC_COMMIT"
+"""Environment variable: the commit of the source tree, for copies that are not a checkout."""
+
+
 def environment(module: str, arguments: list[str]) -> dict[str, Any]:
     """What produced a result; `module` is the script's dotted name."""
     return {
@@ -38,7 +42,10 @@ def environment(module: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the source tree, with `+` if it has changes; empty outside a checkout."""
+    """The commit of the source tree, with `+` if it has changes; what `SPECC_COMMIT` says in a copy that is no
+    checkout, else empty there."""
+    if COMMIT in os.environ:
+        return os.environ[COMMIT]
     folder = Path(__file__).resolve().parent
     told = []
     for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):

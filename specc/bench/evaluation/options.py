@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from specc.bench.evaluation.modules import module_inputs, module_places
 from specc.bench.evaluation.pool import Executor, InProcess, Processes
 from specc.bench.evaluation.ray_pool import LOCAL, OnRay
 from specc.bench.evaluation.store import Store
-from specc.bench.gpu_timing import COMMIT, gpu, require_gpu
+from specc.bench.gpu_timing import gpu, require_gpu
 from specc.bench.results import RESULTS, environment
 from specc.cache_folder import cache_root
 from specc.runtime.model_folder import find_model
@@ -141,6 +140,4 @@ def made_by(module: str, arguments: Sequence[str], settings: Settings) -> dict[s
     more: dict[str, Any] = {"dtype": settings.dtype, "run_device": settings.device}
     if settings.on_gpu:
         more["gpu"] = gpu()
-    if COMMIT in os.environ:
-        more["commit"] = os.environ[COMMIT]
     return {**head, **more}

@@ -17,7 +17,6 @@ plain decoding by more than rounding.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from typing import Any
 from specc.bench.arguments import whole
 from specc.bench.evaluation.markdown import markdown, write_results
 from specc.bench.evaluation.store import Store
-from specc.bench.gpu_timing import COMMIT, WORKERS, gpu, require_gpu
+from specc.bench.gpu_timing import WORKERS, gpu, require_gpu
 from specc.bench.results import RESULTS, environment
 from specc.bench.specla.cells import Setting
 from specc.bench.specla.run import PARTS, POSITIONS, Evaluation, Found, Plan
@@ -108,8 +107,7 @@ def bad(found: Found) -> bool:
 def made_by(words: list[str], on_gpu: bool) -> dict[str, Any]:
     """Device, commit, command and packages of the run."""
     head: dict[str, Any] = environment("specc bench specla", words)
-    head |= {"gpu": gpu()} if on_gpu else {}
-    return head | ({"commit": os.environ[COMMIT]} if COMMIT in os.environ else {})
+    return head | ({"gpu": gpu()} if on_gpu else {})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -177,7 +177,9 @@ class Evaluation:
         """One cell of every module and kernel that the plan needs, to be made ready."""
         plan, setting, made = self.plan, self.plan.setting, list[Cell]()
         if plan.decodes:
-            variants = self._variants() if "ablations" in plan.wanted else [SET_UP, GENERIC]
+            variants = [SET_UP, GENERIC] if "decoding" in plan.wanted else [SET_UP]
+            if "ablations" in plan.wanted:
+                variants += [one for one in self._variants() if one not in variants]
             made += [parts.decode_cells(setting, one, SAMPLED, self.sets[SAMPLED][:1], CHUNK)[0]
                      for one in variants if setting.has(one)]  # fmt: skip
             made.append(self._bound_cell())
