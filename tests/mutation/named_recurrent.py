@@ -94,8 +94,8 @@ RECURRENT: tuple[Fault, ...] = (
     Fault(
         "the folded state is not written back",
         KERNELS + "delta_pending.py",
-        "        state[due] = after.to(state.dtype)\n",
-        "        state[due] = state[due]\n",
+        "    state[due] = tile[due].to(state.dtype)\n",
+        "    state[due] = state[due]\n",
         check=(GDN, "verify.recurrence=hybrid", *WINDOWED),
     ),
     Fault(
