@@ -107,3 +107,24 @@ def test_values_that_nothing_reads_go_one_after_the_other() -> None:
     assert result(made, 3) == (3, [])
     assert "first" not in made
     assert "second" not in made
+
+
+@pytest.mark.parametrize(
+    ("line", "goes"),
+    [
+        ("y = tl.load(x)", True),
+        ("y = x.to(int)", True),
+        ("y = x + 1", True),
+        ("y = tl.atomic_add(x, 1)", False),
+        ("y = tl.debug_barrier()", False),
+        ("y = x.append(1)", False),
+        ("y = other.load(x)", False),
+        ("y = unknown(x)", False),
+        ("y = z = x", False),
+        ("x = x + 1", False),
+    ],
+)
+def test_an_unread_value_goes_where_nothing_else_comes_of_it(line: str, goes: bool) -> None:
+    source = f"@triton.jit\ndef kernel(x):\n    {line}\n    return x\n\n\ndef run(x):\n    return kernel(x)\n"
+    assert (line not in tidied(source)) == goes
+    assert tidied(source.replace("@triton.jit\n", "")).count(line) == 1, "host code stays"
