@@ -34,7 +34,8 @@ TREE_OF_16: Mapping[str, Any] = {
 SCALE = 0.5
 """Of linear layers' random weights: with 1 rounding in bfloat16 grows to a quarter of the logits within 30 layers."""
 GREEDY: Mapping[str, Any] = {"method": "greedy"}
-NO_TOP_P: Mapping[str, Any] = {"temperature": 0.8, "top_k": 50, "seed": 7}
+SOFT: Mapping[str, Any] = {"temperature": 0.8, "seed": 7}
+SOFT_TOP_50: Mapping[str, Any] = {**SOFT, "top_k": 50}
 PATHS_OF_16 = (
     "0", "1", "2", "00", "01", "10", "20", "000", "001", "010", "100", "0000", "0010", "0100", "00000",
 )  # fmt: skip
@@ -88,11 +89,17 @@ CASES: Mapping[str, Case] = {
              sections={"draft": TREE_OF_16, "sampling": {"seed": 1}}),
         Case("smollm2", "smollm2-prompt-lookup-tree.yaml", 512, 2048, plain_us=400.0),
         Case("smollm2-eagle", "smollm2-eagle.yaml", 512, 2048),
-        Case("smollm2-target-only", "smollm2-prompt-lookup-tree.yaml", 512, 2048, forms=(BETWEEN,),
-             sections={"accept": {"method": "rejection", "rule": "target_only"}, "sampling": NO_TOP_P}),
-        Case("smollm2-true-q", "smollm2-rejection.yaml", 512, 2048, forms=(BETWEEN,),
-             sections={"accept": {"method": "rejection", "rule": "true_q"}, "sampling": NO_TOP_P,
-                       "draft": static_draft(PATHS_OF_16)}),
+        *(
+            Case(f"smollm2-target-only{name}", "smollm2-prompt-lookup-tree.yaml", 512, 2048, forms=(BETWEEN,),
+                 sections={"accept": {"method": "rejection", "rule": "target_only"}, "sampling": sampling})
+            for name, sampling in (("", SOFT), ("-top-50", SOFT_TOP_50))
+        ),
+        *(
+            Case(f"smollm2-true-q{name}", "smollm2-rejection.yaml", 512, 2048, forms=(BETWEEN,),
+                 sections={"accept": {"method": "rejection", "rule": "true_q"}, "sampling": sampling,
+                           "draft": static_draft(PATHS_OF_16)})
+            for name, sampling in (("", SOFT), ("-top-50", SOFT_TOP_50))
+        ),
         Case("gdn-15m-eagle", "gdn-15m-eagle.yaml", 256, 1024, dtype="float32"),
     )
 }  # fmt: skip

@@ -60,8 +60,9 @@ def delta_rule_(
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
+    settled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B,T,…] one after the other on state [B,HV,V,K]: (o, u [B,T,HV,V])."""
+    """Tokens [B,T,…] one after the other on state [B,HV,V,K]: (o, u [B,T,HV,V]); `settled` is for devices."""
     queries, keys, values, decays, rates = delta_rows(state, q, k, v, g, beta)
     decays = decays.exp()
     o, u, tile = torch.empty_like(v), torch.empty_like(values), widened(state)
