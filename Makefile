@@ -23,7 +23,7 @@ pytest := $(bin)/python -m pytest -n $(WORKERS) --dist worksteal --durations=8
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup torch model demo test coverage lint ascend-kernels clean distclean
+.PHONY: help setup torch model demo test quick coverage lint ascend-kernels clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,9 +71,13 @@ model: $(stamp)
 demo: model ## decode real text losslessly with a small real model on the CPU
 	@$(bin)/python -m specc.bench.demo --model $(MODEL)
 
-test: $(stamp) lint model $(witnesses) ## lint, types, then all tests: quick ones first
-	$(pytest) -m "not slow"
+# Types take one processor for most of a minute: quick tests run beside them.
+test: $(stamp) model $(witnesses) ## lint, types and all tests: quick ones first
+	@$(MAKE) --no-print-directory -j 2 lint quick
 	$(pytest) -m slow
+
+quick: $(stamp) model $(witnesses) ## the quick tests alone
+	$(pytest) -m "not slow"
 
 # Coverage is counted where it says most, for passes and backends by their own tests, and apart: tracing doubles their
 # time and finds no faults. Triton's kernels and GE graphs run in interpreters, which tracing would slow down most.
