@@ -122,6 +122,7 @@ def test_values_that_nothing_reads_go_one_after_the_other() -> None:
         ("y = unknown(x)", False),
         ("y = z = x", False),
         ("x = x + 1", False),
+        ("if x:\n        y = 1", False),
     ],
 )
 def test_an_unread_value_goes_where_nothing_else_comes_of_it(line: str, goes: bool) -> None:
