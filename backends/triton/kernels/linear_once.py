@@ -5,8 +5,7 @@ kernel in front of it still runs, then waits for x, and is done after one produc
 per warp, each with an accumulator of its own, added at the end: a power of two of them, and another one where the layer
 is not as wide as a power of two (576 = 512 + 64). All rows go through the same code, 16 in a program.
 
-RMS norm: the norm's weight meets the layer's weight before x is there (rounded once, as x * norm_weight would be), 1 /
-rms the sums behind the product.
+RMS norm as in `linear`: the norm's weight meets x before the product, 1 / rms the sums behind it.
 """
 
 # Triton's language, not Python's types.
@@ -19,29 +18,20 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.attention_parts import joined, seen_parts
-from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
+from specc.backends.triton.kernels.dot import dot_rows, rounded
 from specc.backends.triton.kernels.linear import finished, times, weight_rows
 
 
 @triton.jit
-def as_operand(w):
-    """w as the product takes it from here on: else the compiler brings it into that form behind the wait for x."""
-    if INTERPRETED or w.dtype != tl.bfloat16:
-        return w
-    else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=2)
-
-
-@triton.jit
 def held(weight, norm, row, column, hidden, NORM: tl.constexpr, EVEN: tl.constexpr):
-    """The weight [KW,rows,PIECE] at the columns [KW,1,PIECE], with the norm's; zeros beyond the last one."""
+    """(weight [KW,rows,PIECE], norm's weight [KW,1,PIECE]) of the columns [KW,1,PIECE]; zeros beyond the last one."""
     at = weight + row.to(tl.int64)[None, :, None] * hidden + column
     inside = column < hidden
     w = tl.load(at) if EVEN else tl.load(at, mask=inside, other=0.0)
+    scale = w
     if NORM:
         scale = tl.load(norm + column) if EVEN else tl.load(norm + column, mask=inside, other=0.0)
-        w = times(w, tl.broadcast_to(scale, w.shape), weight)
-    return as_operand(w)
+    return w, scale
 
 
 @triton.jit
@@ -67,9 +57,17 @@ def rows_of(x, token, live, column, hidden, x_stride, EVEN: tl.constexpr):
 
 @triton.jit
 def squared(xs):
-    """Sums of squares [KW,tokens] of xs [KW,tokens,PIECE]."""
+    """Sums of squares [tokens] of xs [KW,tokens,PIECE]."""
     wide = xs.to(tl.float32)
-    return tl.sum(wide * wide, 2)
+    return tl.sum(tl.sum(wide * wide, 2), 0)
+
+
+@triton.jit
+def piece_product(xs, w, scale, acc, like, NORM: tl.constexpr):
+    """acc [KW,rows,tokens] + w (xs scale)^T."""
+    if NORM:
+        xs = times(xs, tl.broadcast_to(scale, xs.shape), like)
+    return dot_rows(w, tl.permute(xs, (0, 2, 1)), acc)
 
 
 @triton.jit(do_not_specialize=["rows", "most"])
@@ -89,10 +87,10 @@ def linear_once(x, weight, bias, norm, residual, y, lse, length, rows, features,
     row = weight_rows(tile, features, BF, GATED)
     inner = tl.arange(0, KW)[:, None, None]
     column = inner * PIECE + tl.arange(0, PIECE)[None, None, :]
-    w = held(weight, norm, row, column, hidden, NORM, EVEN)
+    w, scale = held(weight, norm, row, column, hidden, NORM, EVEN)
     if REST > 0:
         last = KW * PIECE + inner * REST + tl.arange(0, REST)[None, None, :]
-        w_last = held(weight, norm, row, last, hidden, NORM, EVEN)
+        w_last, scale_last = held(weight, norm, row, last, hidden, NORM, EVEN)
     parts = most
     if PARTS > 0:  # read before: the kernel in front is the attention, which does not write it
         parts, at = seen_parts(length, 1, most, STEP), first_parts(column, hidden, most, padded, GROUP, D)
@@ -116,16 +114,14 @@ def linear_once(x, weight, bias, norm, residual, y, lse, length, rows, features,
     if RESIDUAL:
         beside = tl.load(residual + token.to(tl.int64)[None, :] * residual_stride + feature[:, None], mask=written,
                          other=0.0).to(tl.float32)  # fmt: skip
-    acc = dot_rows(w, tl.permute(xs, (0, 2, 1)), tl.zeros([KW, row.shape[0], BM], tl.float32))
+    acc = piece_product(xs, w, scale, tl.zeros([KW, row.shape[0], BM], tl.float32), y, NORM)
     squares = 0.0
     if NORM:
         squares = squared(xs)
     if REST > 0:
-        acc = dot_rows(w_last, tl.permute(xs_last, (0, 2, 1)), acc)
+        acc = piece_product(xs_last, w_last, scale_last, acc, y, NORM)
         if NORM:
             squares += squared(xs_last)
-    if NORM:
-        squares = tl.sum(squares, 0)
     out = finished(tl.sum(acc, 0), squares, bias, row, hidden, eps, BF, BM, BIAS, NORM, GATED)
     if RESIDUAL:
         out += beside

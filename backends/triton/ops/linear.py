@@ -10,7 +10,7 @@ for any number. Those of torch depend on the number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,12 +68,13 @@ FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
 STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, late=True)
 PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, late=True, block=64)
 HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, block=64)
+NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048, block=64)
 ONCE = LinearConfig(bf=16, bk=1024, kw=4, split=1, warps=4, stages=0)
 LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (576, 576, False): ONCE,
     (576, 960, False): ONCE,
     (576, 1536, True): ONCE,
-    (1536, 576, False): replace(ONCE, bk=1536),
+    (1536, 576, False): NARROW,
     (576, 49152, False): HEAD,
     (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, late=True, block=64),
     (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512, late=True),
