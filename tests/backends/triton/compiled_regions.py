@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from specc.backends.printing.helpers import HelperSources
 from specc.backends.printing.regions import RegionCall
+from specc.backends.triton.backend import prepared
 from specc.backends.triton.compose import whole_steps
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.regions import plan
@@ -27,11 +28,14 @@ from tests.backends.triton.recorded import launched
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 
 
-def step_graph(spec: str, *overrides: str, name: str = "step") -> GraphModule:
-    """The graph of a spec's whole step as it is printed ("plain_step": of one without drafts)."""
+def step_graph(
+    spec: str, *overrides: str, name: str = "step", prepare: Callable[[GraphModule], GraphModule] | None = None
+) -> GraphModule:
+    """The graph of a spec's whole step ("plain_step": of one without drafts), as it is printed with `prepared`."""
     loaded = load(SPECS / f"{spec}.yaml", overrides)
     program = run_passes(loaded, lower_spec(loaded, "triton"), target="triton", verify=False).program
-    return whole_steps({step: batch_layers(graph)[0] for step, graph in program.graphs.items()})[name]
+    rewritten = prepare or (lambda graph: batch_layers(graph)[0])
+    return whole_steps({step: rewritten(graph) for step, graph in program.graphs.items()})[name]
 
 
 def calls(module: GraphModule) -> Iterator[RegionCall]:
@@ -62,6 +66,6 @@ def compiled(call: RegionCall) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    graph = step_graph(sys.argv[1], "runtime.dtype=bfloat16")
+    graph = step_graph(sys.argv[1], "runtime.dtype=bfloat16", prepare=prepared)
     unique = {call.generated.source: call for call in calls(graph)}
     print(json.dumps([[call.generated.base, compiled(call)] for call in unique.values()]))

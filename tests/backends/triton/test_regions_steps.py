@@ -6,6 +6,7 @@ import pytest
 from torch.fx import GraphModule, Node
 
 from specc.backends.printing.regions import RegionCall
+from specc.backends.triton.backend import prepared
 from specc.backends.triton.projections import attention_projections
 from specc.backends.triton.regions import plan
 from specc.backends.triton.regions.region import is_free
@@ -49,6 +50,14 @@ def test_lookup_trees_acceptance_and_bookkeeping_are_two_kernels() -> None:
     assert found[found.index("loop") :] == ["loop", "fused_linear", "argmax", "region", "commit_path_layers_"]
     (body,) = layers(step)
     assert units(body) == ["fused_linear", "region", "tree_attention_cached", *["fused_linear"] * 3]
+
+
+def test_a_printed_step_has_the_ops_that_this_backend_finds() -> None:
+    found = units(step_graph("smollm2-prompt-lookup-tree", prepare=prepared))
+    assert found[found.index("loop") :] == ["loop", "fused_linear", "argmax_parts", "region", "commit_path_layers_"]
+    (body,) = layers(step_graph("gdn-15m-tree", prepare=prepared))
+    assert units(body)[:2] == ["fused_linear", "tree_conv_gates_"]
+    assert units(body).count("region") == 1
 
 
 def test_a_bigram_tree_is_drafted_by_one_kernel() -> None:
