@@ -14,7 +14,7 @@ from specc.check.ascend.bounds import difference, half_bound, scale, state_round
 from specc.check.ascend.half import Half, reduced_half
 from specc.check.ascend.ladder import walked
 from specc.check.ascend.steps import Executed, Steps, eagerly
-from specc.check.ascend.walk import Trio, Walk
+from specc.check.ascend.walk import CHUNK, LONGEST, Trio, Walk
 from specc.check.drafts import as_bag, planted
 from specc.check.findings import CheckFailure
 from specc.check.machines import State
@@ -105,7 +105,7 @@ def mixed(trio: Trio) -> None:
     for _ in range(3):
         state = one_plain_step(trio, state)
     part = {
-        "input_ids": torch.tensor([[4, 7, 1]] * trio.eager.batch),
+        "input_ids": torch.tensor([[4, 7, 1, *[0] * (LONGEST - 3)]] * trio.eager.batch)[:, :CHUNK],
         "lengths": torch.tensor([3, 0])[: trio.eager.batch],
     }
     for machine in trio.machines:
