@@ -35,13 +35,11 @@ def test_an_attention_layer_moves_and_casts_nothing() -> None:
 
 CELLS = (
     ("gdn-15m-tree", "float16", 4),
-    ("gdn-15m-tree", "float32", 1),
     ("gdn-1b3-specla", "bfloat16", 1),
-    ("gdn-1b3-specla", "float32", 4),
-    ("gdn-15m-eagle", "bfloat16", 4),
+    ("gdn-15m-eagle", "float32", 4),
     ("qwen3-next-hybrid", "float16", 1),
 )
-"""Every type with a batch and with one sequence, and every spec: op counts of other pairs are the same."""
+"""Every type, one sequence and several, every spec."""
 
 
 @cache
