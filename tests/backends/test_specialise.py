@@ -160,6 +160,7 @@ def test_the_result_is_the_same(body: list[str], a: int, b: bool, c: str, first:
         ("float(a and b)", "0.0"),
         ("x < a < b", "x < 9 < 0"),
         ("b or x", "x"),
+        ("x > 1 and x < 9", "x > 1 and x < 9"),
         ("a == 9", "True"),
         ("a != 9", "False"),
         ("a >= 9", "True"),
