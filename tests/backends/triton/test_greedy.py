@@ -12,10 +12,13 @@ from specc.backends.triton.greedy import greedy_walks
 from specc.backends.triton.ops.vocab import argmax_parts
 from specc.driver import lower_spec, run_passes
 from specc.ir import ops
+from specc.ir.build import GraphBuilder, fake
+from specc.ir.dims import BATCH
 from specc.ir.edit import is_loop
 from specc.ir.interpreter import Interpreter
 from specc.program import output_ports
 from specc.spec.load import loads
+from tests.backends.triton.regions_support import ROWS, compiled, printed, region_calls
 from tests.backends.triton.test_vocabulary import SIZES, TREES, changes, inputs, targets
 
 aten = torch.ops.aten
@@ -88,3 +91,31 @@ def test_parts_tell_the_argmax(batch: int, nodes: int, size: int, seed: int, spa
     parts = argmax_parts(x, span)
     assert torch.equal(parts, ops.argmax_parts(x, span))
     assert torch.equal(0x7FFFFFFF - (parts.amax(1) & 0xFFFFFFFF), x.argmax(-1))
+
+
+def walk(nodes: int, parts: int, longest: int, chain: bool) -> GraphModule:
+    """A greedy walk and a bit of work on its results, so that it is in a kernel."""
+    b = GraphBuilder()
+    keys = b.placeholder("parts", fake((BATCH, parts, nodes), torch.int64))
+    tokens, parent = (b.placeholder(name, fake((BATCH, nodes), torch.int64)) for name in ("tokens", "parent"))
+    valid = b.placeholder("valid", fake((BATCH, nodes), torch.bool))
+    made = b.call(ops.greedy_tree, keys, tokens, None if chain else parent, valid, longest)
+    path, count, current, bonus = (b.item(made, number) for number in range(4))
+    more = [b.call(aten.add.Tensor, item, 1) for item in (count, current, bonus)]
+    return b.output([path, *more])
+
+
+@settings(max_examples=14, deadline=None)
+@given(st.sampled_from([2, 5, 16, 19]), st.sampled_from([1, 3]), st.booleans(), st.integers(0, 10**6))
+def test_a_kernel_walks_as_the_op_does(nodes: int, parts: int, chain: bool, seed: int) -> None:
+    """Whatever is not valid, and however deep; trees of more than 16 nodes are walked another way."""
+    made = torch.Generator().manual_seed(seed)
+    keys = ops.argmax_parts(torch.randint(0, 3, (ROWS, nodes, 7), generator=made).float(), 3 if parts == 3 else 7)
+    tokens = torch.randint(0, 3, (ROWS, nodes), generator=made)
+    valid = torch.rand(ROWS, nodes, generator=made) < 0.8
+    parent = torch.stack([torch.randint(0, max(node, 1), (ROWS,), generator=made) for node in range(nodes)], 1)
+    parent[:, 0] = -1
+    module = walk(nodes, parts, nodes, chain)
+    wanted, got = (compiled(printed(module, regions=each))(keys, tokens, parent, valid) for each in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
+    assert "greedy_walk(" in region_calls(module)[0].generated.source
