@@ -105,14 +105,20 @@ def cublas_row(stand: Stand, rows: int) -> Row:
         head = layout.name == "embed_tokens" and stand.loaded.spec.target.geometry.tie_word_embeddings
         if parts[0].dim() == 2 and (head or layout.name != "embed_tokens"):
             matrices += parts
-    inputs = {width: torch.randn(rows, width, device="cuda").bfloat16() for width in {m.shape[1] for m in matrices}}
-    outputs = [torch.empty(rows, m.shape[0], device="cuda", dtype=m.dtype) for m in matrices]
+    inputs = activations(matrices, rows)
+    outputs = [torch.empty(rows, m.shape[0], device=m.device, dtype=m.dtype) for m in matrices]
 
     def products() -> None:
         for matrix, out in zip(matrices, outputs, strict=True):
-            torch.mm(inputs[matrix.shape[1]], matrix.T, out=out)
+            torch.mm(inputs[matrix.shape[1], matrix.dtype], matrix.T, out=out)
 
     return {"form": f"cuBLAS products, {rows} rows", "products": len(matrices)} | timed([products] * 4).row()
+
+
+def activations(matrices: Sequence[Tensor], rows: int) -> dict[tuple[int, torch.dtype], Tensor]:
+    """Random [rows,H] for every width and type among the matrices [F,H]."""
+    kinds = {(matrix.shape[1], matrix.dtype): matrix.device for matrix in matrices}
+    return {(width, dtype): torch.randn(rows, width, device=at).to(dtype) for (width, dtype), at in kinds.items()}
 
 
 def judged(rows: Sequence[Row], stand: Stand) -> Iterator[Row]:

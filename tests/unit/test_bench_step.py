@@ -62,6 +62,15 @@ def test_the_decoder_from_the_host_counts_its_steps(speculative: bool) -> None:
     assert row["tokens_per_second"] == pytest.approx(2 * per_step / row["us"] * 1e6, rel=1e-2)
 
 
+def test_products_beside_a_module_have_its_types() -> None:
+    """gdn-15m is measured in float32, the others in bfloat16."""
+    matrices = [torch.ones(3, 4), torch.ones(5, 4, dtype=torch.bfloat16), torch.ones(2, 6)]
+    made = bench.activations(matrices, 7)
+    for matrix in matrices:
+        assert torch.mm(made[matrix.shape[1], matrix.dtype], matrix.T).shape == (7, len(matrix))
+    assert len(made) == 3
+
+
 def test_a_case_with_a_head_draws_its_weights_and_drafts() -> None:
     case = replace(CASES["gdn-15m-eagle"], context=12, capacity=48)
     loaded = case.loaded(1)
