@@ -92,7 +92,9 @@ def test_every_form_in_place_is_that_of_its_op() -> None:
     assert {value: form.target for value, form in FORMS.items()} == wanted
     for value, form in FORMS.items():
         names = [argument.name for argument in value._schema.arguments]
-        assert [argument.name for argument in form.target._schema.arguments] == names[: form.arguments]
+        own = form.target._schema.arguments
+        assert [argument.name for argument in own[: form.arguments]] == names[: form.arguments]
+        assert all(argument.has_default_value() for argument in own[form.arguments :])  # what a backend may say besides
 
 
 def edited(program: DecodeProgram, step: str) -> DecodeProgram:
