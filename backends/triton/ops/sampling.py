@@ -79,7 +79,7 @@ def sampling_probs(logits: Tensor, temperature: float, top_k: int, top_p: float,
         BITS=key_bits(logits.dtype),
         PARTS=power_of_two(parts),
         SPAN=span,
-        num_warps=SPAN_WARPS,
+        num_warps=SPAN_WARPS if logits.dtype == torch.bfloat16 else 2 * SPAN_WARPS,  # four spill in float32
     )
     if top_p < 1.0:
         ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
