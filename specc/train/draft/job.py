@@ -100,27 +100,31 @@ def train_draft(job: Job, say: Say) -> dict[str, Any]:
     """Train a head, or go on with a run that was interrupted; OUT/head is the result. Returns recipe.json's content."""
     eagle = _trainable(job.loaded)
     with opened(job.device) as world:
-        quiet: Say = say if world.first else (lambda text: None)
-        target, fingerprint = prepare(job, world, quiet)
-        material = _material(job, eagle, fingerprint)
-        head, teacher, origin = _head(job, eagle, target, material, world)
-        config = replace(job.config, keep_bytes=teacher.room, identity=_identity(job, fingerprint, material))
-        trainer = DraftTrainer(head, teacher, material.train, config, job.out, world)
-        if not trainer.plan.groups:
-            raise _too_little("there are fewer training texts than processes")
-        quiet(f"training a head of {sum(p.numel() for p in head.parameters()):,} parameters on "
-              f"{world.size} x {device_name(world.device)}")  # fmt: skip
+        return _trained(job, eagle, world, say if world.first else (lambda text: None))
 
-        def evaluate() -> dict[str, Any]:
-            texts, depth = material.held_out[:MOST_HELD_OUT], max(job.loaded.spec.depth, config.unroll)
-            return agreement(head, teacher, texts, depth, config.train.batch * config.train.sequence).to_json()
 
-        trainer.run(evaluate, lambda record: quiet(log_line(record)))
-        if not world.first:
-            return {}
-        round_to_stored(head)
-        result = _recipe(job, eagle, fingerprint, material, trainer, origin) | {"held_out": evaluate()}
-        return _export(job, trainer, material, result, quiet)
+def _trained(job: Job, eagle: EagleGeometry, world: World, quiet: Say) -> dict[str, Any]:
+    """`train_draft` of one process of a group. What refers to the group (the trainer) ends with this function."""
+    target, fingerprint = prepare(job, world, quiet)
+    material = _material(job, eagle, fingerprint)
+    head, teacher, origin = _head(job, eagle, target, material, world)
+    config = replace(job.config, keep_bytes=teacher.room, identity=_identity(job, fingerprint, material))
+    trainer = DraftTrainer(head, teacher, material.train, config, job.out, world)
+    if not trainer.plan.groups:
+        raise _too_little("there are fewer training texts than processes")
+    quiet(f"training a head of {sum(p.numel() for p in head.parameters()):,} parameters on "
+          f"{world.size} x {device_name(world.device)}")  # fmt: skip
+
+    def evaluate() -> dict[str, Any]:
+        texts, depth = material.held_out[:MOST_HELD_OUT], max(job.loaded.spec.depth, config.unroll)
+        return agreement(head, teacher, texts, depth, config.train.batch * config.train.sequence).to_json()
+
+    trainer.run(evaluate, lambda record: quiet(log_line(record)))
+    if not world.first:
+        return {}
+    round_to_stored(head)
+    result = _recipe(job, eagle, fingerprint, material, trainer, origin) | {"held_out": evaluate()}
+    return _export(job, trainer, material, result, quiet)
 
 
 def count_bigram(job: Job, say: Say) -> dict[str, Any]:

@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +53,7 @@ class World:
 
     def wait(self) -> None:
         """Until every process is here."""
-        if self.size > 1:
-            self.agreed(0.0)
+        float(self.total(torch.zeros(1, device=self.device)))
 
 
 @contextmanager
@@ -68,7 +68,11 @@ def opened(device: str) -> Iterator[World]:
     if here.type == "cuda":
         torch.cuda.set_device(here)
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
+    world = World(rank, size, here)
     try:
-        yield World(rank, size, here)
+        yield world
+        world.wait()
     finally:
+        # What still refers to the group would end it later, holding Python's lock, which a thread of gloo waits for.
+        gc.collect()
         dist.destroy_process_group()
