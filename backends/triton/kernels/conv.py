@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.delta_rows import gates
 from specc.backends.triton.kernels.dot import rounded
@@ -60,8 +59,7 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
     b = tl.program_id(2).to(tl.int64)
     if GATE > 0 and tl.program_id(0) == tl.num_programs(0) - 1:
         if DEPENDENT:
-            gdc_wait()
-            gdc_launch_dependents()
+            follow()
         node_gates(
             a, b_raw, a_log, dt_bias, a, g, beta, b, node, N, HV, stride_ab, stride_at, stride_bb, stride_bt, BH,
             False, GATE,
@@ -76,8 +74,7 @@ def tree_conv_nodes(window, x, weight, bias, parent, y, N, C, stride_xb, stride_
     for tap in tl.static_range(W):
         scales = scales + (tl.load(weight + channel * W + tap, mask=channel < C, other=0.0).to(tl.float32),)
     if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+        follow()
     # Rows from the newest to the oldest; the sum runs the other way round, so they are found twice.
     for tap in tl.static_range(W):
         row = node
@@ -110,8 +107,7 @@ def conv_one(window, x, weight, bias, live, y, C, stride_xb, a, b_raw, a_log, dt
     b = tl.program_id(1).to(tl.int64)
     if GATE > 0 and tl.program_id(0) == tl.num_programs(0) - 1:
         if DEPENDENT:
-            gdc_wait()
-            gdc_launch_dependents()
+            follow()
         node_gates(
             a, b_raw, a_log, dt_bias, live, g, beta, b, tl.zeros([1, 1], tl.int32), 1, HV, stride_ab, 0, stride_bb,
             0, BH, LIVE, GATE,
@@ -124,8 +120,7 @@ def conv_one(window, x, weight, bias, live, y, C, stride_xb, a, b_raw, a_log, dt
     for tap in tl.static_range(W):
         scales = scales + (tl.load(weight + channel * W + tap, mask=inside, other=0.0).to(tl.float32),)
     if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+        follow()
     newest = tl.load(x + b * stride_xb + channel, mask=inside, other=0.0)
     moves = tl.load(live + b) != 0 if LIVE else True
     total = tl.zeros([BC], tl.float32)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.dot import rounded
+from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
@@ -28,8 +28,7 @@ def normed_rows(x, norm, y, hidden, x_stride, eps, COLUMNS: tl.constexpr, DEPEND
     inside = column < hidden
     scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()  # never before the wait: what starts next may then rely on all kernels but this one
+        follow()
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     r = tl.rsqrt(tl.sum(wide * wide, 0) / hidden + eps)
     tl.store(y + row * hidden + column, rounded(wide * r * scale, y), mask=inside)
