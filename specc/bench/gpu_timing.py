@@ -196,12 +196,12 @@ def guarded(label: Row, rows: Iterator[Row]) -> Iterator[Row]:
         yield label | failed(failure)
 
 
-def compiled_in_parallel(jobs: Sequence[Call]) -> None:
+def compiled_in_parallel(jobs: Sequence[Call], workers: int = WORKERS) -> None:
     """Run picklable jobs (`functools.partial`) in processes of their own, so that their kernels lie compiled on disk.
 
     A job that fails is seen again, with its message, when its case is measured.
     """
-    with ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         for future in [pool.submit(job) for job in jobs]:
             future.exception()
 

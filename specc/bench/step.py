@@ -1,6 +1,7 @@
 """Times of whole decoding steps of generated Triton modules: everything from token ids to the next token.
 
-    specc bench step [--case NAME ...] [--batch N ...] [--modules DIR] [--seconds S] [--output DIR] [--name NAME]
+    specc bench step [--case NAME ...] [--batch N ...] [--modules DIR] [--warm N] [--seconds S] [--output DIR]
+                     [--name NAME]
 
 Random weights, bfloat16, one CUDA graph per step. For every case and batch: a plain step beside its floor (weights,
 states and K/V rows read once at 4.3 TB/s) and beside the case's matrix products through cuBLAS alone; verifying all
@@ -28,7 +29,17 @@ import torch
 from torch import Tensor
 
 from specc.bench.arguments import whole
-from specc.bench.gpu_timing import FAILURES, Row, compiled_in_parallel, error, failed, report, require_gpu, timed
+from specc.bench.gpu_timing import (
+    FAILURES,
+    WORKERS,
+    Row,
+    compiled_in_parallel,
+    error,
+    failed,
+    report,
+    require_gpu,
+    timed,
+)
 from specc.bench.results import RESULTS
 from specc.bench.step_cases import BETWEEN, CASES, Case, floor_of, weights_on
 from specc.bench.step_stand import Stand, brought_up, form_rows, host_row, prefilled
@@ -194,6 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", action="append", choices=[*CASES], help="only these (default: all)")
     parser.add_argument("--batch", action="append", type=whole(1), metavar="N", help="rows at once (default: 1 and 8)")
     parser.add_argument("--modules", type=Path, metavar="DIR", help="keep compiled modules here, and use those there")
+    parser.add_argument(
+        "--warm", type=whole(0), default=WORKERS, metavar="N",
+        help=f"compile everything beforehand in N processes (default: {WORKERS}); 0: it was, by a run with --seconds 0",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=240.0, help="start no further case after so many seconds")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
     parser.add_argument("--name", default="step", help="of the results' file")
@@ -218,10 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     require_gpu("specc bench step")
     result, begin, skipped = report(args.name, "specc.bench.step", argv, args.output), time.monotonic(), []
-    compiled_in_parallel([partial(warm, case, batch, args.modules) for case, batch in pairs])
+    if args.warm:
+        compiled_in_parallel([partial(warm, case, batch, args.modules) for case, batch in pairs], args.warm)
     for case, batch in pairs:
         label: Row = {"case": case.name, "batch": batch, "context": case.context}
-        if time.monotonic() - begin > args.seconds:
+        if time.monotonic() - begin >= args.seconds:
             skipped.append(label)
             continue
         try:
@@ -231,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             result.add(label | {"form": "failed"} | failed(failure))
         torch.cuda.empty_cache()
         result.write(skipped=skipped)
+    result.write(skipped=skipped)
     return int(result.wrong)
 
 

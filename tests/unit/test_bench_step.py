@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.bench import step as bench
-from specc.bench.gpu_timing import RATE
+from specc.bench.gpu_timing import RATE, Report
 from specc.bench.step_cases import BETWEEN, CASES, floor_of, full_tree, prompt_of
 from specc.bench.step_stand import Launches, Stand, brought_up, host_row
 from specc.driver import compile_spec
@@ -166,3 +167,19 @@ def test_modules_are_kept_and_used_again(tmp_path: Path) -> None:
     (tmp_path / "llama-2-exact.py").write_text("MARK = 6\n")
     module = bench.module_of(case, 2, tmp_path, exact=True)
     assert module.MARK == 6
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), 14), (("--warm", "3"), 3), (("--warm", "0"), None)])
+def test_kernels_are_compiled_beforehand_in_so_many_processes(
+    words: tuple[str, ...], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(bench, "compiled_in_parallel", lambda jobs, workers: asked.append(workers))
+    monkeypatch.setattr(bench, "require_gpu", lambda command: None)
+    monkeypatch.setattr(bench, "report", lambda name, module, argv, folder: Report(name, {}, folder))
+    given = ["--case", "smollm2", "--batch", "1", "--seconds", "0", "--output", str(tmp_path), *words]
+    assert bench.main(given) == 0
+    assert asked == ([] if expected is None else [expected])
+    kept = json.loads((tmp_path / "step.json").read_text("utf-8"))
+    assert kept["rows"] == []
+    assert [row["case"] for row in kept["skipped"]] == ["smollm2"]
