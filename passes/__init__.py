@@ -19,6 +19,7 @@ from specc.passes.fuse_projections import FuseProjections
 from specc.passes.insert_tree_masks import InsertTreeMasks
 from specc.passes.layer_major import LayerMajor
 from specc.passes.legalize_ascend import LegalizeAscend
+from specc.passes.page_caches import PageCaches
 from specc.passes.plan_buffers import PlanBuffers
 from specc.passes.rewrite_negative_indices import RewriteNegativeIndices
 from specc.passes.select_schedule import SelectSchedule
@@ -74,8 +75,14 @@ def default_pipeline(spec: Spec) -> Pipeline:
             DeadCode(),
             *scheduled,  # how states reach the nodes of a verify step: replay, serial, hybrid or tree
             PlanBuffers(),  # values become donated buffers, updated in place
+            *_paged(spec),  # the target's caches become pages of a pool that all rows share
         )
     )
+
+
+def _paged(spec: Spec) -> tuple[Pass, ...]:
+    """The pass that `runtime.kv_layout` asks for, whatever `passes` lists; it needs plan-buffers before it."""
+    return (PageCaches(page=spec.runtime.kv_block_size),) if spec.runtime.kv_layout == "paged" else ()
 
 
 def pipeline_of(spec: Spec, spans: Mapping[str, Span] | None = None, target: str = "reference") -> Pipeline:
@@ -88,6 +95,7 @@ def pipeline_of(spec: Spec, spans: Mapping[str, Span] | None = None, target: str
     chosen = tuple(from_options(entry.name, entry.options, AVAILABLE, place) for entry in spec.passes)
     names = {item.name for item in chosen}
     chosen = tuple(item for item in chosen if item.name not in fewer)
+    chosen += _paged(spec)
     if fewer or PlanBuffers.name in names:
         chosen += tuple(item for item in more if item.name not in names)
     pipeline = Pipeline(chosen)

@@ -28,7 +28,8 @@ class Slot:
     """One field of the decoding state.
 
     `shape` uses `dims.BATCH` for the batch size. `fill` is the initial value. `batch_dim` says which dim the
-    rows of a batch lie along. `alias` (set by plan-buffers) says where the slot lives when it is not stored.
+    rows of a batch lie along; -1: all of them share the slot. `alias` (set by plan-buffers) says where the slot
+    lives when it is not stored.
     """
 
     name: str

@@ -35,8 +35,8 @@ def stored_slots(program: DecodeProgram) -> dict[str, Slot]:
 
 
 def slot_shape(slot: Slot) -> tuple[int, ...]:
-    """The shape with -1 for the batch."""
-    return tuple(-1 if size == BATCH else size for size in slot.shape)
+    """The shape with -1 for the batch, -n for n times the batch."""
+    return tuple(-(size // BATCH) if size and size % BATCH == 0 else size for size in slot.shape)
 
 
 def named_tuple(name: str, doc: str, fields: Sequence[tuple[str, str, str]]) -> str:
@@ -119,6 +119,10 @@ def tables(program: DecodeProgram) -> str:
     return "\n".join([*lines, ")"])
 
 
+def _size_text(size: int) -> str:
+    return literal(size) if size >= 0 else "batch" if size == -1 else f"{-size} * batch"
+
+
 def init_state(program: DecodeProgram, device: str) -> str:
     """The function `init_state`."""
     lines = [
@@ -128,7 +132,7 @@ def init_state(program: DecodeProgram, device: str) -> str:
         f"{INDENT}return State(",
     ]
     for name, slot in stored_slots(program).items():
-        shape = ", ".join("batch" if size == -1 else literal(size) for size in slot_shape(slot))
+        shape = ", ".join(_size_text(size) for size in slot_shape(slot))
         rest = f"dtype={literal(slot.dtype)}, device=device"
         if slot.fill is not True and slot.fill == 0:
             made = f"torch.zeros(({shape},), {rest})"

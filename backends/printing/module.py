@@ -20,7 +20,7 @@ from specc.backends.printing.literals import comment_text
 from specc.backends.printing.liveness import output_node
 from specc.backends.printing.pieces import joined, split
 from specc.backends.printing.regions import Generated
-from specc.backends.printing.runtime import edge, loader, rows, stored
+from specc.backends.printing.runtime import edge, loader, paged, rows, stored
 from specc.backends.printing.specialise import function_names, specialised
 from specc.backends.printing.steps import WHOLE_STEPS, print_step, signature
 from specc.backends.printing.tidy import tidied
@@ -41,7 +41,7 @@ RECORDS = {
 }
 LAYOUTS = '''
 class SlotLayout(NamedTuple):
-    """A field of State: shape (-1: the batch), dtype, batch dimension, initial value."""
+    """A field of State: shape (-n: n times the batch), dtype, batch dimension (-1: shared), initial value."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -172,8 +172,9 @@ def _runtime(dialect: Dialect, program: DecodeProgram, sources: HelperSources) -
     sources.add(loader.load_weights)
     functions: list[Callable[..., Any]] = [stored.views, stored.store] if dialect.by_layer else []
     if "flush" in program.graphs:
-        functions.append(rows.snapshot)
-        functions += [stored.restore, stored.reset] if dialect.by_layer else [rows.restore, rows.reset]
+        kept = paged if "block_table" in program.slots else rows
+        functions.append(kept.snapshot)
+        functions += [stored.restore, stored.reset] if dialect.by_layer else [kept.restore, kept.reset]
     for function in functions:
         sources.add(function)
     if dialect.decoder is not None and all(step in program.graphs for step in STEPS):

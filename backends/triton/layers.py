@@ -87,6 +87,12 @@ def _commit_path(parts: LoopParts, node: Node) -> LayerCall:
     return LayerCall(ops.commit_path_layers_, (_sliced(parts, given["cache"]),), (), rest, (node,))
 
 
+def _commit_pages(parts: LoopParts, node: Node) -> LayerCall:
+    given = named_arguments(node)
+    rest = tuple(_shared(parts, given[name]) for name in ("block_table", "path", "start", "count", "fast_reorder"))
+    return LayerCall(ops.commit_pages_layers_, (_sliced(parts, given["pool"]),), (), rest, (node,))
+
+
 def _append_rows(parts: LoopParts, node: Node) -> LayerCall:
     given = named_arguments(node)
     rows, path = given["rows"], None
@@ -120,6 +126,7 @@ def _delta_rule_commit(parts: LoopParts, node: Node) -> LayerCall:
 
 
 LISTS: Mapping[object, int] = {
+    ops.commit_pages_layers_: 1,
     ops.commit_path_layers_: 1,
     ops.append_path_layers_: 2,
     ops.conv_commit_layers_: 2,
@@ -127,6 +134,7 @@ LISTS: Mapping[object, int] = {
 """Ops that take several stacked tensors, and how many lists of them."""
 
 FORMS: Mapping[object, Callable[[LoopParts, Node], LayerCall]] = {
+    ops.commit_pages_: _commit_pages,
     ops.commit_path_: _commit_path,
     ops.append_rows_: _append_rows,
     ops.delta_rule_commit_: _delta_rule_commit,

@@ -14,6 +14,7 @@ from specc.check.compare import difference, mapping_difference
 from specc.check.drafts import as_bag, planted, truncated
 from specc.check.example import AGAINST, StepPlan
 from specc.check.machines import Generated, Results, State, copied
+from specc.check.pages import contiguous, is_pool, unread
 from specc.check.view import rows_of, view
 from specc.testing import invariants as static
 from specc.testing.draft_tree import DraftTree
@@ -134,15 +135,18 @@ def poisoned(state: State, session: Session) -> State:
     used = _pending_nodes(state, session.subject.spec.num_nodes)
     for name, value in state.items():
         role = slots.role(name)
-        if role in slots.CACHES and "pending_length" not in state:
-            unread = torch.arange(value.shape[2])[None, :] >= state["length"][:, None]
-        elif role in slots.CACHES:
-            first = torch.maximum(state["length"], state["pending_length"] + session.subject.spec.num_nodes)
-            unread = torch.arange(value.shape[2])[None, :] >= first[:, None]
+        if role in slots.CACHES:
+            first = state["length"]
+            if "pending_length" in state:
+                first = torch.maximum(first, state["pending_length"] + session.subject.spec.num_nodes)
+            if is_pool(name, state):
+                unused = unread(state, first, value)
+            else:
+                unused = torch.arange(value.shape[2])[None, :] >= first[:, None]
         elif role in slots.NODE_ROWS:
-            unread = ~used
+            unused = ~used
         elif role in slots.PENDING_ROWS and "pending_factors" in state:
-            unread = torch.arange(value.shape[2])[None, :] >= state["pending_factors"][:, None]
+            unused = torch.arange(value.shape[2])[None, :] >= state["pending_factors"][:, None]
         else:
             continue
         column = torch.arange(value.shape[2])
@@ -150,7 +154,7 @@ def poisoned(state: State, session: Session) -> State:
         sign = torch.where(column % 2 == 0, 1.0, -1.0).to(value.dtype) * size
         wide = [1] * (value.dim() - 3)
         made[name] = torch.where(
-            unread.reshape(1, *unread.shape, *wide), sign.reshape(1, 1, -1, *wide).expand_as(value), value
+            unused.reshape(1, *unused.shape, *wide), sign.reshape(1, 1, -1, *wide).expand_as(value), value
         )
     return made
 
@@ -270,7 +274,7 @@ def committed_rows(session: Session) -> None:
     if not rows or not session.checks.wants("I27"):
         return
     plain = session.subject.plain.forward([texts[row] for row in rows])
-    state, geometry = session.crew.state, session.subject.spec.target.geometry
+    state, geometry = contiguous(session.crew.state), session.subject.spec.target.geometry
     for place, row in enumerate(rows):
         size = len(texts[row])
         for name in slots.named(state, slots.CACHES):

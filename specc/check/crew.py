@@ -12,6 +12,7 @@ from specc.check.compare import mapping_difference
 from specc.check.findings import CheckFailure, Checks, Finding, invariant_of_pass
 from specc.check.machines import Bag, Machine, Results, State, reset_rows
 from specc.check.masks import clear_masks
+from specc.check.pages import check_pages
 from specc.check.subject import Subject
 from specc.check.view import alike, view
 from specc.ir.strict import IndexRangeError
@@ -113,6 +114,7 @@ class Crew:
         self.record.append(Op("reset", {}, {}, self.live, (row,)))
         for member in self.members:
             member.state = reset_rows(member.machine, member.state, [row])
+            check_pages(self.checks, f"{self.where}, reset in the {member.machine.name}", member.state)
 
     def run(self, machine: Machine, step: str, state: State, bag: Bag) -> tuple[State, Results]:
         """One step of one machine; what it raises becomes a finding."""
@@ -134,6 +136,7 @@ class Crew:
         for member in self.members:
             clear_masks(member.machine)
             member.state, results = self.run(member.machine, step, member.state, bag)
+            check_pages(self.checks, self._at(member.machine, step), member.state)
             outcomes.append(results)
         self.record.append(Op(step, dict(bag), outcomes[0], live))
         if len(self.members) > 1:

@@ -17,6 +17,7 @@ PASS_INVARIANT = {
     "fuse-deferred-state-update": "I19",
     "select-schedule": "I16",
     "plan-buffers": "I8",
+    "page-caches": "I8",
 }
 """The invariant that stands for a pass: a difference between before and after that pass is reported under it."""
 

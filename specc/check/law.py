@@ -17,6 +17,7 @@ from torch import Tensor
 from specc.check.expected import Law
 from specc.check.findings import Checks
 from specc.check.machines import Bag, Interpreted, Machine, State
+from specc.check.pages import TABLE, repeated
 from specc.check.subject import Stage, Subject
 from specc.ir import ops
 from specc.ir.interpreter import Event
@@ -40,7 +41,10 @@ def one_step(machine: Machine, seed: int, rows: int = ROWS) -> tuple[State, dict
     prompt = {"input_ids": torch.tensor([PROMPT]), "lengths": torch.tensor([len(PROMPT)])}
     single, _ = machine.step("prefill", machine.start(1), prompt)
     copies = torch.zeros(rows, dtype=torch.int64)
-    state = {name: value.index_select(machine.slots[name].batch_dim, copies) for name, value in single.items()}
+    own = {name: value for name, value in single.items() if machine.slots[name].batch_dim >= 0}
+    state = {name: value.index_select(machine.slots[name].batch_dim, copies) for name, value in own.items()}
+    if TABLE in single:
+        state |= repeated(single, rows, machine.start(rows))
     state["rng"] = keys
     state["root_token"] = torch.full((rows,), ROOT)
     state["finished"] = torch.zeros(rows, dtype=torch.bool)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specc.check import pages
 from specc.ir.interpreter import Hook, init_state, run_step
 from specc.program import DecodeProgram, Slot, input_ports
 from specc.runtime.module import import_source
@@ -165,7 +166,9 @@ def reset_rows(machine: Machine, state: State, rows: Sequence[int]) -> State:
     else:
         after = copied(machine.step("flush", state, {})[0])
         index = torch.tensor(list(rows))
+        if pages.TABLE in after:
+            pages.release(after, rows)
         for name, slot in machine.slots.items():
-            if name in after:
+            if name in after and slot.batch_dim >= 0:
                 after[name].index_fill_(slot.batch_dim, index, slot.fill)
     return {**after, "rng": state["rng"].clone()}

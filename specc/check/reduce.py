@@ -22,6 +22,8 @@ ASCEND_HEAD_DIM = 16
 """The smallest that an NPU's fused attention takes."""
 POSITIONS = 256
 SEQUENCE_LENGTH = 40
+PAGE, TRITON_PAGE = 5, 16
+"""Rows of a page: several for a text; Triton has powers of two from 16 on."""
 MAX_NODES = 16
 MAX_DEPTH = 6
 LAYERS = 2
@@ -161,8 +163,9 @@ def _features(draft: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def reduced_mapping(loaded: LoadedSpec, head_dim: int = HEAD_DIM) -> dict[str, Any]:
-    """The reduced spec as plain values. `head_dim`: of attention heads, for targets whose ops want a larger one."""
+def reduced_mapping(loaded: LoadedSpec, head_dim: int = HEAD_DIM, page: int = PAGE) -> dict[str, Any]:
+    """The reduced spec as plain values. `head_dim`: of attention heads, for targets whose ops want a larger one;
+    `page`: rows of a page, at most."""
     mapping = to_mapping(loaded.spec)
     mapping.pop("backend", None)
     target = mapping["target"]
@@ -178,6 +181,8 @@ def reduced_mapping(loaded: LoadedSpec, head_dim: int = HEAD_DIM) -> dict[str, A
     runtime |= {"dtype": "float64", "state_dtype": "float64" if target["family"] in RECURRENT_FAMILIES else "float32"}
     runtime["max_sequence_length"] = min(SEQUENCE_LENGTH, runtime["max_sequence_length"])
     runtime["max_batch_size"] = MAX_BATCH_SIZE
+    if runtime.get("kv_layout") == "paged":
+        runtime["kv_block_size"] = min(page, runtime["kv_block_size"])
     return mapping
 
 

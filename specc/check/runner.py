@@ -20,8 +20,7 @@ from specc.check.where import runnable
 from specc.check.workbench import Workbench, enough_variations
 from specc.diagnostics import DiagnosticError, error
 from specc.invariants import INVARIANTS, Applies, invariant
-from specc.models.geometry import Geometry
-from specc.spec import LoadedSpec
+from specc.spec import LoadedSpec, Spec
 
 SHRINK_SECONDS = 20.0
 FEWEST_TO_JUDGE = 60
@@ -51,11 +50,12 @@ def selected_ids(names: Iterable[str] | None) -> frozenset[str]:
     return frozenset(found)
 
 
-def features_of(geometry: Geometry) -> frozenset[Applies]:
-    """What a target has that invariants speak of."""
-    kinds = {layer.mixer for layer in geometry.layers}
+def features_of(spec: Spec) -> frozenset[Applies]:
+    """What a spec's target has that invariants speak of."""
+    kinds = {layer.mixer for layer in spec.target.geometry.layers}
     found = {"attention": Applies.KV, "delta": Applies.RECURRENT}
-    return frozenset(found[kind] for kind in kinds)
+    paged = {Applies.PAGED} if spec.runtime.kv_layout == "paged" and "attention" in kinds else set[Applies]()
+    return frozenset(found[kind] for kind in kinds) | paged
 
 
 @dataclass
@@ -234,7 +234,7 @@ def run(
         counterexample=counterexample,
         notes=notes,
         selected=checks.selected,
-        features=features_of(loaded.spec.target.geometry),
+        features=features_of(loaded.spec),
         target=bench.target,
         device=bench.device,
         ties=len(run_.ties),
@@ -273,7 +273,7 @@ def replay(
         exercise=tally.as_json(),
         counterexample=found,
         selected=checks.selected,
-        features=features_of(loaded.spec.target.geometry),
+        features=features_of(loaded.spec),
         target=target,
         device=device,
     )

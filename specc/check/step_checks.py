@@ -13,7 +13,8 @@ from specc.check.compare import difference, mapping_difference
 from specc.check.drafts import needs_law
 from specc.check.machines import Interpreted, State, copied
 from specc.check.masks import check_masks
-from specc.check.view import view
+from specc.check.pages import contiguous
+from specc.check.view import batch_dim, view
 from specc.testing import invariants as static
 from specc.testing.draft_oracles import dynamic_tree, prompt_lookup_chain, prompt_lookup_tree, static_tree
 from specc.testing.draft_tree import DraftTree
@@ -39,9 +40,8 @@ def rows_untouched(session: Session, before: State, rows: Tensor, what: str) -> 
     if not session.checks.wants("I14") or not bool(rows.any()):
         return
     after = view(session.crew.leader, session.crew.state, session.eagle)
-    slots = session.crew.leader.slots
     chosen = torch.nonzero(rows).flatten()
-    pick = {name: slots[name].batch_dim for name in before}
+    pick = {name: batch_dim(session.crew.leader, name) for name in before}
     old = {name: value.index_select(pick[name], chosen) for name, value in before.items()}
     new = {name: value.index_select(pick[name], chosen) for name, value in after.items()}
     gap = mapping_difference(new, old, exact=True)
@@ -157,7 +157,7 @@ def candidate_rows(session: Session) -> State | None:
     wherever the machine keeps them, and the convolution's inputs [L,B,N,C]."""
     if not session.checks.wants("I8", "I27"):
         return None
-    state, spec = session.crew.state, session.subject.spec
+    state, spec = contiguous(session.crew.state), session.subject.spec
     found: State = {}
     for name in slots.named(state, slots.CACHES):
         candidate = name.replace("_cache", "_candidate")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specc.check import slots
 from specc.check.machines import Machine, State, copied
+from specc.check.pages import contiguous
 
 CONTROL = ("length", "root_token", "finished", "remaining", "rng")
 
@@ -28,7 +29,7 @@ def view(machine: Machine, state: State, eagle: bool) -> State:
     length + 1 - recent_count (a head: length - recent_count), which drafting does not recompute, and none of a row that
     has no text. History: the text and the root. Recent tokens and features: those that count.
     """
-    flushed, _ = machine.step("flush", copied(state), {})
+    flushed = contiguous(machine.step("flush", copied(state), {})[0])
     length = flushed["length"]
     seen = {name: flushed[name].clone() for name in CONTROL}
     for name in slots.named(flushed, slots.CACHES):
@@ -66,7 +67,13 @@ def rows_of(state: State, machine: Machine, rows: list[int]) -> State:
     """Only these rows of the batch."""
     index = torch.tensor(rows)
     return {
-        name: value.index_select(machine.slots[name].batch_dim, index)
+        name: value.index_select(batch_dim(machine, name), index)
         for name, value in state.items()
         if name in machine.slots
     }
+
+
+def batch_dim(machine: Machine, name: str) -> int:
+    """The dim of the batch in what `view` shows of a slot: in caches that pools became, behind the layers."""
+    dim = machine.slots[name].batch_dim
+    return dim if dim >= 0 else 1

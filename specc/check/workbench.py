@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specc.check.reduce import ASCEND_HEAD_DIM, HEAD_DIM, reduced_mapping
+from specc.check.reduce import ASCEND_HEAD_DIM, HEAD_DIM, PAGE, TRITON_PAGE, reduced_mapping
 from specc.check.subject import REFERENCE, Subject
 from specc.check.variations import MAX_VARIATIONS, Variation, as_chain, changed, other_update, variations
 from specc.diagnostics import SpecError
@@ -42,7 +42,8 @@ class Workbench:
         device: str = "cpu",
     ) -> Workbench:
         """The reduced spec and what is around it. Raises SpecError if the reduction is not a legal spec."""
-        mapping = reduced_mapping(loaded, ASCEND_HEAD_DIM if target == "ascend" else HEAD_DIM)
+        head_dim = ASCEND_HEAD_DIM if target == "ascend" else HEAD_DIM
+        mapping = reduced_mapping(loaded, head_dim, TRITON_PAGE if target == "triton" else PAGE)
         found = variations(from_mapping(mapping), mapping, limit)
         return cls(found, seed, target=target, device=device)
 

@@ -41,9 +41,12 @@ COMPILE_CODES: tuple[Code, ...] = (
     ),
     Code(
         "SPC203",
-        "a paged cache can't be compiled yet",
-        "`runtime.kv_layout: paged` is part of the language, but block tables are not built yet.",
-        SPEC_START + "runtime: {kv_layout: paged}\n",
+        "a paged cache that the backend does not have",
+        "`runtime: {kv_layout: paged}` keeps the target's K and V rows in pages of `kv_block_size` rows that all "
+        "sequences share. The reference backend takes pages of any size, the Triton backend of a power of two from 16 "
+        "on. The Ascend backend and the exports don't have paged caches. A pipeline of one's own that leaves a cache "
+        "of the target in a form that can't be paged is refused, too, with the reason.",
+        SPEC_START + "runtime: {kv_layout: paged, kv_block_size: 48}  # --target triton\n",
     ),
     Code(
         "SPC204",

@@ -178,8 +178,10 @@ class Runtime(Section):
     state_dtype: Literal["float32", "float64", "bfloat16"] = Field(
         default="float32", description="type of recurrent states; default: float32, float64 where dtype is float64"
     )
-    kv_layout: Literal["contiguous", "paged"] = "contiguous"
-    kv_block_size: Annotated[int, Field(ge=1, le=4096)] = 128
+    kv_layout: Literal["contiguous", "paged"] = Field(
+        default="contiguous", description="paged: the target's K and V rows in pages that all rows of a batch share"
+    )
+    kv_block_size: Annotated[int, Field(ge=1, le=4096)] = Field(default=128, description="rows of a page")
 
 
 class Triton(Section):

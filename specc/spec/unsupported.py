@@ -27,7 +27,14 @@ STATE_DTYPES: dict[str, frozenset[str]] = {
     "onnx": frozenset({"float32", "float64"}),
     "mlir": frozenset({"float32"}),
 }
-KV_LAYOUTS: frozenset[str] = frozenset({"contiguous"})
+PAGED: dict[str, str] = {
+    "ascend": "the NPU scatters new rows through slots, which no pass makes of a block table yet",
+    "onnx": "an export has no op that appends rows through a block table",
+    "mlir": "an export has no op that appends rows through a block table",
+}
+"""Targets that have no paged caches, and what is missing."""
+SMALLEST_PAGE = 16
+"""Triton's attention reads at least that many rows of a page at a time."""
 
 
 def unsupported(loaded: LoadedSpec, target: str) -> list[Diagnostic]:
@@ -45,14 +52,8 @@ def _backend(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
 
 def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
     runtime = loaded.spec.runtime
-    if runtime.kv_layout not in KV_LAYOUTS:
-        yield error(
-            "SPC203",
-            f"`kv_layout: {runtime.kv_layout}` can't be compiled yet: the block table and its commit are missing",
-            loaded.source.span("runtime", "kv_layout"),
-            label="not yet",
-            help="write `kv_layout: contiguous`",
-        )
+    if runtime.kv_layout == "paged":
+        yield from _paged(loaded, target)
     if runtime.dtype not in DTYPES[target]:
         yield error(
             "SPC204",
@@ -69,6 +70,27 @@ def _runtime(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
             loaded.source.span("runtime", "state_dtype"),
             label="not yet",
             help=_state_remedy(target, runtime.state_dtype),
+        )
+
+
+def _paged(loaded: LoadedSpec, target: str) -> Iterator[Diagnostic]:
+    """Why this target can't have the paged cache."""
+    page = loaded.spec.runtime.kv_block_size
+    if target in PAGED:
+        yield error(
+            "SPC203",
+            f"the {target} backend has no paged caches yet: {PAGED[target]}",
+            loaded.source.span("runtime", "kv_layout"),
+            label="not yet",
+            help="write `kv_layout: contiguous`, or take the target reference or triton",
+        )
+    elif target == "triton" and (page < SMALLEST_PAGE or page & (page - 1)):
+        yield error(
+            "SPC203",
+            f"pages of {page} rows: the triton backend has powers of two from {SMALLEST_PAGE} on",
+            loaded.source.span("runtime", "kv_block_size") or loaded.source.span("runtime", "kv_layout"),
+            label="not a power of two" if page & (page - 1) else "too small",
+            help=f"write `kv_block_size: {max(SMALLEST_PAGE, 1 << (page - 1).bit_length())}`",
         )
 
 

@@ -22,6 +22,7 @@ from specc.check.machines import Generated
 from specc.check.subject import Subject
 from specc.check.variations import Variation
 from specc.check.weights import program_weights
+from specc.ir.dims import BATCH
 from specc.program import Slot
 from specc.spec import LoadedSpec, from_mapping
 
@@ -44,11 +45,16 @@ def module_subject(module: Any, loaded: LoadedSpec, seed: int = 0) -> Subject:
     layouts = {layout.name: layout for layout in module.WEIGHTS}
     weights = module.Weights(**program_weights(layouts, subject.naive, subject.weights))
     slots = {
-        name: Slot(name, tuple(layout.shape), layout.dtype, "control", "", layout.fill, layout.batch_dim)
+        name: Slot(name, _shape(layout.shape), layout.dtype, "control", "", layout.fill, layout.batch_dim)
         for name, layout in module.SLOTS.items()
     }
     subject.__dict__["generated"] = Generated("module", module, slots, weights)
     return subject
+
+
+def _shape(sizes: Iterable[int]) -> tuple[int, ...]:
+    """A slot's shape, -n standing for n times the batch."""
+    return tuple(-size * BATCH if size < 0 else size for size in sizes)
 
 
 def module_report(

@@ -11,6 +11,7 @@ import torch
 
 from specc.backends.base import ModuleInfo
 from specc.backends.reference.backend import REFERENCE
+from specc.check.pages import contiguous
 from specc.ir.interpreter import init_state, run_step
 from specc.lower.assemble import lower
 from specc.manager import Pass, PassContext, Pipeline
@@ -21,6 +22,7 @@ from specc.passes.fuse_deferred_state_update import FuseDeferredStateUpdate
 from specc.passes.fuse_projections import FuseProjections
 from specc.passes.insert_tree_masks import InsertTreeMasks
 from specc.passes.layer_major import LayerMajor
+from specc.passes.page_caches import PageCaches
 from specc.passes.plan_buffers import PlanBuffers
 from specc.passes.rewrite_negative_indices import RewriteNegativeIndices
 from specc.program import DecodeProgram
@@ -60,12 +62,13 @@ def program_of(draft: str, **options: str) -> DecodeProgram:
     return lower(loads(spec_text(draft, **options)).spec)
 
 
-def planned(program: DecodeProgram, *, deferred: bool = False, buffers: bool = True) -> DecodeProgram:
-    """The program after all passes (without plan-buffers: at value level)."""
+def planned(program: DecodeProgram, *, deferred: bool = False, buffers: bool = True, page: int = 0) -> DecodeProgram:
+    """The program after all passes (without plan-buffers: at value level); with pages of `page` rows, if not 0."""
     passes: list[Pass] = [RewriteNegativeIndices(), InsertTreeMasks(), LayerMajor()]
     passes += [FuseDeferredStateUpdate()] if deferred else []
     passes += [FuseProjections(), Canonicalize(), CommonSubexpressions(), DeadCode()]
     passes += [PlanBuffers()] if buffers else []
+    passes += [PageCaches(page=page)] if page else []
     return Pipeline(tuple(passes)).run(program, PassContext(verify=False)).program
 
 
@@ -150,7 +153,7 @@ class Lockstep:
 
     def compare_state(self, where: str) -> None:
         """All stored slots; rows of caches at or behind `length` are not part of the state."""
-        ours, theirs = dict(self.interpreted), self.state._asdict()
+        ours, theirs = (dict(contiguous(dict(state))) for state in (self.interpreted, self.state._asdict()))
         live = torch.arange(ours["k_cache"].shape[2]) < self.interpreted["length"].unsqueeze(1)
         for name in ours:
             if name.endswith("_cache") and not name.startswith("draft_"):

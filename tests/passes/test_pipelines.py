@@ -7,6 +7,7 @@ import pytest
 from specc.diagnostics import DiagnosticError
 from specc.driver import lower_spec, run_passes
 from specc.passes import AVAILABLE, default_pipeline, pipeline_of
+from specc.passes.page_caches import PageCaches
 from specc.program import BUFFERED, INDEX_SAFE, LAYER_MAJOR, NPU_LEGAL, TREE_MASKED
 from specc.spec import LoadedSpec, loads
 from specc.spec.names import PASS_NAMES
@@ -22,8 +23,8 @@ runtime: {max_sequence_length: 32, dtype: float64}
 """
 
 
-def spec(more: str = "") -> LoadedSpec:
-    return loads(TEXT + more)
+def spec(more: str = "", runtime: str = "max_sequence_length: 32") -> LoadedSpec:
+    return loads(TEXT.replace("max_sequence_length: 32", runtime) + more)
 
 
 def test_every_pass_has_a_name_of_the_language() -> None:
@@ -44,6 +45,23 @@ def test_deferral_stands_in_the_default_pipeline_only_where_the_spec_defers() ->
     ]
     assert "fuse-deferred-state-update" not in names[0]
     assert [name for name in names[1] if name != "fuse-deferred-state-update"] == names[0]
+
+
+def test_paged_caches_come_from_their_key_and_need_buffers() -> None:
+    """In the default pipeline, in one of the spec's own, and refused where nothing gives the caches their memory."""
+    layout = "kv_layout: paged, kv_block_size: 32, max_sequence_length: 32"
+    own = "passes: [rewrite-negative-indices, insert-tree-masks, layer-major{}]\n"
+    for text in ("", own.format(", plan-buffers")):
+        for target, last in (("reference", "page-caches"), ("triton", "fuse-linear")):
+            passes = pipeline_of(spec(text, layout).spec, target=target).passes
+            assert passes[-1].name == last
+            (page,) = [item for item in passes if isinstance(item, PageCaches)]
+            assert page.page == 32
+    assert "page-caches" not in [item.name for item in default_pipeline(spec("").spec).passes]
+    with pytest.raises(DiagnosticError) as caught:
+        pipeline_of(spec(own.format(""), layout).spec)
+    assert "SPC250" in caught.value.diagnostics[0].render()
+    assert "`page-caches` requires BUFFERED" in caught.value.diagnostics[0].render()
 
 
 def test_a_wrong_order_is_refused_and_the_remedy_names_the_pass() -> None:

@@ -48,6 +48,9 @@ NARROW_ROWS = tuple(x.bfloat16() if place < 3 else x.float() for place, x in enu
 HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
 FUSED = tuple(random(B, rows, heads, 16).to(torch.bfloat16) for rows, heads in ((M, HQ), (C, HKV), (C, HKV)))
 
+TABLE, OWNER = torch.tensor([[1, 3], [2, 0]], dtype=torch.int32), torch.tensor([0, 1, 2, 1, 0, 0], dtype=torch.int32)
+POOLS = random(4, 3, HKV, D), random(4, 3, HKV, D, seed=1)
+
 SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "short_conv_": [(WINDOW.clone(), INPUTS, TAPS), (WINDOW.clone(), INPUTS, TAPS, BIAS, VALID)],
     "short_conv": [(WINDOW, INPUTS, TAPS), (WINDOW, INPUTS, TAPS, BIAS, VALID)],
@@ -113,6 +116,12 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (KC, KN, torch.tensor([[0, 2, 3], [0, 0, 0]]), ints(1, 2), ints(3, 0), fast) for fast in (True, False)
     ],
     "commit_path_": [(KC.clone(), torch.tensor([[0, 2, 3], [0, 0, 0]]), ints(1, 2), ints(3, 0), True)],
+    "take_pages_": [(TABLE.clone(), OWNER.clone(), ints(4, 2), count, 2, 3) for count in (None, ints(1, 0))],
+    "append_pages_": [(POOLS[0].clone(), TABLE, KN, ints(1, 0), count) for count in (None, ints(3, 0))],
+    "commit_pages_": [(POOLS[0].clone(), TABLE, PATH, ints(1, 0), ints(3, 1), fast) for fast in (True, False)],
+    "commit_pages_layers_": [([torch.stack(POOLS)], TABLE, PATH, ints(1, 0), ints(3, 1), True)],
+    "tree_attention_paged": [(Q, *POOLS, TABLE, LENGTH - 2, MASK, POSITIONS, 0.3, 0)],
+    "causal_attention_paged": [(Q, *POOLS, TABLE, LENGTH - 2, POSITIONS, 1, 0.3, 0)],
     "commit_path_layers_": [([torch.stack((KC, VC))], torch.tensor([[0, 2, 3], [0, 0, 0]]), *STARTS, True)],
     "append_path_layers_": [([torch.stack((KC, VC))], [torch.stack((KN, VN))], path, *STARTS) for path in (None, PATH)],
     "conv_commit_layers_": [([WINDOW[None].clone()], [INPUTS[None]], PATH, ints(3, 0))],

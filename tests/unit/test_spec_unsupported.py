@@ -36,7 +36,13 @@ def test_a_plain_transformer_compiles_for_the_reference() -> None:
         (DELTANET + "runtime: {state_dtype: bfloat16}\n", "reference", []),
         (DELTANET + "runtime: {dtype: bfloat16, state_dtype: bfloat16}\n", "ascend", []),
         (DELTANET + "runtime: {state_dtype: bfloat16}\n", "onnx", [("SPC204", 6)]),
-        (SPEC_START + "runtime: {kv_layout: paged, dtype: bfloat16}\n", "reference", [("SPC203", 5), ("SPC204", 5)]),
+        (SPEC_START + "runtime: {kv_layout: paged, kv_block_size: 7}\n", "reference", []),
+        (SPEC_START + "runtime: {kv_layout: paged, kv_block_size: 16}\n", "triton", []),
+        (SPEC_START + "runtime: {kv_layout: paged, kv_block_size: 8}\n", "triton", [("SPC203", 5)]),
+        (SPEC_START + "runtime: {kv_layout: paged, kv_block_size: 48}\n", "triton", [("SPC203", 5)]),
+        (SPEC_START + "runtime: {kv_layout: paged, dtype: bfloat16}\n", "ascend", [("SPC203", 5)]),
+        (SPEC_START + "runtime: {kv_layout: paged, dtype: float64}\n", "onnx", [("SPC203", 5)]),
+        (SPEC_START + "runtime: {kv_layout: paged, dtype: float64}\n", "mlir", [("SPC203", 5), ("SPC204", 5)]),
         (SPEC_START + "runtime: {dtype: float64}\n", "reference", []),
         (SPEC_START + "runtime: {dtype: bfloat16}\n", "triton", []),
         (SPEC_START + "runtime: {dtype: float64}\n", "triton", [("SPC204", 5)]),
@@ -52,6 +58,17 @@ def test_ascend_contracts_are_checked_for_its_target_without_its_section() -> No
     text = SPEC_START + "draft: {method: prompt_lookup, num_speculative_tokens: 16}\n"
     assert [code for code, _ in refusals(text, "ascend")] == ["SPC160"]
     assert refusals(text, "reference") == []
+
+
+def test_a_refusal_of_pages_says_what_is_missing() -> None:
+    text = SPEC_START + "runtime: {kv_layout: paged, kv_block_size: 48}\n"
+    (finding,) = unsupported(loads(text), "triton")
+    assert "powers of two from 16 on" in finding.render()
+    assert "write `kv_block_size: 64`" in finding.render()
+    for target, missing in (("onnx", "no op that appends rows"), ("ascend", "no pass makes of a block table")):
+        (finding,) = unsupported(loads(text.replace("48", "128")), target)
+        assert missing in finding.render()
+        assert "take the target reference or triton" in finding.render()
 
 
 def test_a_refusal_says_what_there_is() -> None:

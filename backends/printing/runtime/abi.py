@@ -20,7 +20,7 @@ MATRICES_BY_COLUMNS: bool = True
 
 
 class SlotLayout(NamedTuple):
-    """One field of State: shape (-1 stands for the batch), dtype, batch dimension, initial value."""
+    """One field of State: shape (-1: the batch, -n: n times it), dtype, batch dimension (-1: shared), initial value."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -65,6 +65,9 @@ class State(NamedTuple):
     finished: Tensor
     remaining: Tensor
     rng: Tensor
+    # Of modules with paged caches.
+    block_table: Tensor
+    page_owner: Tensor
 
 
 class Views(NamedTuple):

@@ -61,7 +61,8 @@ def check_state(state: State) -> int:
         raise TypeError(f"state must be a State, not {type(state).__name__}")
     batch, device = state.length.shape[0], state.length.device
     for (name, slot), value in zip(SLOTS.items(), state, strict=True):
-        shape = tuple(batch if size == -1 else size for size in slot.shape)
+        # A pool that all rows share may be that of a larger batch, or of a snapshot.
+        shape = tuple(batch if size == -1 else max(size, -1) for size in slot.shape)
         check_tensor(f"state.{name}", value, shape, slot.dtype, device)
     return batch
 

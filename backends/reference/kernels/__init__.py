@@ -17,14 +17,18 @@ from specc.backends.reference.kernels import (
     conv,
     delta,
     moe,
+    pages,
     pointwise,
 )
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
+    "append_pages_": pages.append_pages_,
     "append_rows": cache.append_rows,
     "append_rows_": cache.append_rows_,
     "causal_attention": attention.causal_attention,
     "causal_attention_cached": attention.causal_attention_cached,
+    "causal_attention_paged": pages.causal_attention_paged,
+    "commit_pages_": pages.commit_pages_,
     "commit_path": cache.commit_path,
     "commit_path_": cache.commit_path_,
     "conv_commit": conv.conv_commit,
@@ -37,8 +41,10 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "moe": moe.moe,
     "rope": attention.rope,
     "short_conv": conv.short_conv,
+    "take_pages_": pages.take_pages_,
     "tree_attention": attention.tree_attention,
     "tree_attention_cached": attention.tree_attention_cached,
+    "tree_attention_paged": pages.tree_attention_paged,
     "tree_conv": conv.tree_conv,
 }
 

@@ -1,7 +1,8 @@
 """Attention over a paged cache: rows lie in pages of a pool [P,page,Hkv,D] that a block table int32 [B,blocks] names.
 
 Page sizes are powers of two from 16 on. The new rows of a step lie behind the committed ones, in the pages that the
-table names for [length, length + R); entries beyond are never read.
+table names for [length, length + R); what the rows of entries beyond hold is never used. `fused` says how the reference
+multiplies; here both give the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def tree_attention_paged(
     positions: Tensor,
     scale: float,
     window: int,
+    fused: bool = True,
 ) -> Tensor:
     """`tree_attention_cached` over pages: row length[b] + r is new row r, visible to node m if mask[b,m,r]."""
     return attend(
@@ -41,6 +43,7 @@ def causal_attention_paged(
     offset: int,
     scale: float,
     window: int,
+    fused: bool = True,
 ) -> Tensor:
     """`causal_attention_cached` over pages: row m of q sees the new rows [0, offset + m]."""
     rows = offset + q.shape[1]

@@ -11,6 +11,7 @@ from torch.fx import Node
 from specc.backends.printing.dialect import Call, Variant
 from specc.backends.triton.ops import (
     attention,
+    attention_paged,
     attention_step,
     cache,
     conv,
@@ -19,6 +20,7 @@ from specc.backends.triton.ops import (
     draft,
     linear,
     moe,
+    pages,
     sampling,
     vocab,
 )
@@ -36,6 +38,8 @@ FUNCTIONS: tuple[Function, ...] = (
     attention.rope_tables,
     attention.tree_attention,
     attention.tree_attention_cached,
+    attention_paged.causal_attention_paged,
+    attention_paged.tree_attention_paged,
     attention_step.rope_attention_,
     attention_step.rope_attention_linear_,
     cache.append_path_layers_,
@@ -64,6 +68,10 @@ FUNCTIONS: tuple[Function, ...] = (
     draft.score_rank,
     linear.fused_linear,
     moe.moe,
+    pages.append_pages_,
+    pages.commit_pages_,
+    pages.commit_pages_layers_,
+    pages.take_pages_,
     sampling.counter_uniform,
     sampling.counter_uniform_rows,
     sampling.reject_tree,

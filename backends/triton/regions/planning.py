@@ -27,7 +27,7 @@ IMPORTS = {
     "Tensor": "from torch import Tensor",
     "torch": "import torch",
 }
-FOLLOWING = frozenset({ops.commit_path_layers_, ops.conv_commit_layers_})
+FOLLOWING = frozenset({ops.commit_pages_layers_, ops.commit_path_layers_, ops.conv_commit_layers_})
 """Ops whose kernels wait for the kernel in front of them before all else, and let the next one start only then."""
 HOST = (host.dense, host.frequencies, host.beside)
 _DONE: WeakKeyDictionary[GraphModule, tuple[str, Plan]] = WeakKeyDictionary()

@@ -35,10 +35,13 @@ def take_over(state: State, made: State) -> None:
 
 
 def first_rows(state: State, batch: int) -> State:
-    """Views of the first `batch` rows."""
+    """Views of the first `batch` rows; what all rows share as it is."""
     if state.length.shape[0] == batch:
         return state
-    parts = [value.narrow(slot.batch_dim, 0, batch) for value, slot in zip(state, SLOTS.values(), strict=True)]
+    parts = [
+        value if slot.batch_dim < 0 else value.narrow(slot.batch_dim, 0, batch)
+        for value, slot in zip(state, SLOTS.values(), strict=True)
+    ]
     return State(*parts)
 
 

@@ -32,11 +32,20 @@ from specc.ir.ops.npu import npu_rms_norm, npu_rotary_mul, npu_swiglu
 from specc.ir.ops.npu_attention import attention_mask, masked_attention, npu_fused_infer_attention_score
 from specc.ir.ops.npu_cache import joined_rows, npu_scatter_update
 from specc.ir.ops.npu_delta import npu_chain_slots, npu_pool_fill, npu_pool_read, npu_recurrent_chain
+from specc.ir.ops.pages import (
+    append_pages_,
+    causal_attention_paged,
+    commit_pages_,
+    commit_pages_layers_,
+    take_pages_,
+    tree_attention_paged,
+)
 from specc.ir.ops.sampling import counter_uniform, counter_uniform_rows, sample_index, sampling_probs
 from specc.ir.ops.vocab import argmax_parts, greedy_tree, reject_tree, topk_log_probs, vocabulary_argmax
 
 __all__ = [
     "ancestor_mask",
+    "append_pages_",
     "append_path_layers_",
     "append_rows",
     "append_rows_",
@@ -45,6 +54,9 @@ __all__ = [
     "batch_index",
     "causal_attention",
     "causal_attention_cached",
+    "causal_attention_paged",
+    "commit_pages_",
+    "commit_pages_layers_",
     "commit_path",
     "commit_path_",
     "commit_path_layers_",
@@ -94,10 +106,12 @@ __all__ = [
     "short_conv",
     "short_conv_",
     "stable_topk",
+    "take_pages_",
     "token_conv_gates_",
     "topk_log_probs",
     "tree_attention",
     "tree_attention_cached",
+    "tree_attention_paged",
     "tree_conv",
     "tree_conv_gates_",
     "vocabulary_argmax",

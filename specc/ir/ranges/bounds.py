@@ -177,10 +177,12 @@ def _of_expression(size: torch.SymInt) -> Bound:
 
 
 def of_declared(value: int) -> Bound:
-    """A number of a declared range, which may be written with the primes: T, 2*B, and T - 1, T + 1, B - 1."""
+    """A number of a declared range, which may be written with the primes: T, 2*B, 2*B - 1, and T + 1."""
     for prime, name in _SYMBOLS:
         if abs(value - prime) == 1 and (name == "T" or value < prime):
             return symbol(name) + integer(value - prime)
+    if value > BATCH and (value + 1) % BATCH == 0:
+        return of_size(value + 1) - integer(1)
     return of_size(value)
 
 

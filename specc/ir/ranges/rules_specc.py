@@ -57,6 +57,13 @@ def _commit_path(call: Call, operands: Operands) -> Value:
     return cache if call.in_place else iv.join(cache, operands.of(call.arg(1, "candidate")))
 
 
+@rule("specc::take_pages")
+def _take_pages(call: Call, operands: Operands) -> Value:
+    """In place: the table holds numbers of pages."""
+    pages = dim_size(call.arg(1, "page_owner"), 0)
+    return EVERYTHING if pages is None else iv.up_to(pages)
+
+
 @rule("specc::int_table")
 def _int_table(call: Call, operands: Operands) -> Value:
     values = call.arg(1, "values")

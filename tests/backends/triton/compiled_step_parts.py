@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specc.backends.triton.ops import cache, conv, draft, moe, sampling, vocab
+from specc.backends.triton.ops import cache, conv, draft, moe, pages, sampling, vocab
 from tests.backends.triton.recorded import launched
 
 BF16, F32, F64, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int64
@@ -62,6 +62,17 @@ def row_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
             name = f"commit {heads} {path.shape[1]}"
             yield name, partial(cache.commit_path_layers_, [kv, kv], path, empty(B), empty(B), True)
         yield f"append {heads}", partial(cache.append_rows_, kv[0], kv[0, :, :N], empty(B))
+        pool, table = empty(2, 24, 64, heads, dim, dtype=BF16), empty(B, 3, dtype=torch.int32)
+        paths = (table, empty(B, P), empty(B), empty(B), True)
+        yield f"commit pages {heads}", partial(pages.commit_pages_layers_, [pool, pool], *paths)
+        rows = empty(B, N, heads, dim, dtype=BF16)
+        yield f"append pages {heads}", partial(pages.append_pages_, pool[0], table, rows, empty(B))
+    for count in (empty(B), None):
+        owner = empty(2100, dtype=torch.int32)
+        yield (
+            f"take pages {count is None}",
+            partial(pages.take_pages_, empty(B, 65, dtype=torch.int32), owner, empty(B), count, N, 64),
+        )
     factors = [empty(2, B, N, 16, 256, dtype=dtype) for dtype in (BF16, F32)] + [empty(2, B, N, 16, dtype=F32)]
     yield "factors", partial(cache.append_path_layers_, factors, factors, empty(B, P), empty(B), empty(B))
     yield "windows", partial(

@@ -162,16 +162,18 @@ RECURRENT = frozenset({"delta", "shared heads", "hybrid", "experts"})
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One spec of the matrix by the names of its parts; `schedule` of the recurrence, where there is one."""
+    """One spec of the matrix by the names of its parts; `schedule` of the recurrence, where there is one; `page`: rows
+    of a page of the target's caches, 0 where they are in one piece."""
 
     target: str = "llama"
     draft: str = "lookup tree"
     commit: str = "path"
     accept: str = "greedy"
     schedule: str = "tree"
+    page: int = 0
 
     def __str__(self) -> str:
-        parts = [self.target, self.draft, self.commit, self.accept]
+        parts = [self.target, self.draft, self.commit, self.accept, *([f"pages of {self.page}"] if self.page else [])]
         return ", ".join([*parts, self.schedule] if self.target in RECURRENT else parts)
 
     @property
@@ -195,6 +197,8 @@ class Cell:
             "runtime": {"max_batch_size": 8, "max_sequence_length": self.longest, "dtype": dtype},
             **ACCEPTS[self.accept],
         }
+        if self.page:
+            mapping["runtime"] |= {"kv_layout": "paged", "kv_block_size": self.page}
         if self.target in RECURRENT:
             mapping["verify"] = {"recurrence": self.schedule}
             mapping["runtime"]["state_dtype"] = "float64" if dtype == "float64" else "float32"

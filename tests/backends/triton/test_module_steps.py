@@ -15,12 +15,14 @@ QUICK = (
     Cell("llama", "lookup tree", "path, deferred"),
     Cell("pangu", "chain", "length"),
     Cell("delta", "lookup tree", "windowed"),
+    Cell("pangu", "lookup tree", "path", page=16),
 )
 ALWAYS = (
     Cell("qwen3", "static tree", "path", "true_q"),
     Cell("llama", "eagle", "path"),
     Cell("llama", "bigram", "path"),
     Cell("experts", "lookup tree", "deferred"),
+    Cell("llama", "chain", "path, deferred", page=16),
 )
 SLOW = (
     Cell("llama", "plain", "length"),
@@ -41,6 +43,7 @@ SLOW = (
     Cell("hybrid", "chain", "replay", schedule="serial"),
     Cell("hybrid", "lookup tree", "windowed", schedule="hybrid"),
     Cell("hybrid", "dynamic tree", "deferred"),
+    Cell("hybrid", "dynamic tree", "deferred", page=16),
     Cell("experts", "chain", "factors", "target_only", "hybrid"),
     Cell("experts", "static tree", "windowed", "true_q"),
 )

@@ -1,0 +1,100 @@
+"""Caches in pages: pages taken for sequences that grow, rows appended to pages and moved between them."""
+
+# Triton's language, not Python's types.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specc.backends.triton.kernels.region_math import follow
+
+
+@triton.jit
+def wanted_blocks(length, count, sequence, live, rows, PAGE: tl.constexpr, COUNT: tl.constexpr):
+    """Blocks (int64) that sequences need for their length and `count` (without COUNT: `rows`) more rows."""
+    more = rows
+    if COUNT:
+        more = tl.load(count + sequence, mask=live, other=0)
+    return (tl.load(length + sequence, mask=live, other=0) + more + PAGE - 1) // PAGE
+
+
+@triton.jit(do_not_specialize=["B", "rows", "pages"])
+def fill_tables(table, owner, length, count, B, rows, pages, blocks, PAGE: tl.constexpr, COUNT: tl.constexpr,
+                SEQUENCES: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Give sequences the pages that they lack: the lowest free ones, in order; see `specc.ir.ops`. One program.
+
+    table int32 [B,blocks], owner int32 [pages]; SEQUENCES are looked at in one go, CHUNK pages likewise. A sequence
+    lacks a page if the last entry that it needs is 0, so that most steps end after one look.
+    """
+    follow()
+    lacking = 0
+    for first in range(0, B, SEQUENCES):
+        sequence = first + tl.arange(0, SEQUENCES)
+        live = sequence < B
+        last = wanted_blocks(length, count, sequence, live, rows, PAGE, COUNT) - 1
+        entry = tl.load(table + sequence.to(tl.int64) * blocks + last, mask=live & (last >= 0), other=1)
+        lacking += tl.sum((entry == 0).to(tl.int32))
+    if lacking > 0:
+        place = tl.arange(0, BLOCKS)
+        for b in range(B):
+            line = table + tl.cast(b, tl.int64) * blocks
+            held = tl.sum((tl.load(line + place, mask=place < blocks, other=0) > 0).to(tl.int32))
+            lacks = wanted_blocks(length, count, b, True, rows, PAGE, COUNT).to(tl.int32) - held
+            found, start = tl.zeros_like(held), tl.zeros_like(held)
+            while (found < lacks) & (start < pages):
+                page = start + tl.arange(0, CHUNK)
+                free = (page > 0) & (tl.load(owner + page, mask=page < pages, other=1) == 0)
+                rank = found + tl.cumsum(free.to(tl.int32), 0) - 1
+                chosen = free & (rank < lacks)
+                tl.store(line + held + rank, page, mask=chosen)
+                tl.store(owner + page, b + 1 + tl.zeros_like(page), mask=chosen)
+                found += tl.sum(free.to(tl.int32))
+                start += CHUNK
+            # The next sequence looks for the pages that this one has left.
+            tl.debug_barrier()
+
+
+@triton.jit
+def pool_rows(line, row, live, PAGE: tl.constexpr):
+    """Rows (int64) of the pool in which rows of a sequence lie; `line`: its entries of the table."""
+    return tl.load(line + row // PAGE, mask=live, other=0).to(tl.int64) * PAGE + row % PAGE
+
+
+@triton.jit(do_not_specialize=["P"])
+def move_in_pages(pool, rows, table, path, start, count, P, blocks, row_blocks, width, pool_layer, batch_stride,
+                  row_stride, PAGE: tl.constexpr, COUNT: tl.constexpr, IN_PLACE: tl.constexpr, SKIP: tl.constexpr,
+                  RB: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Row start[b] + j of sequence b of pool [L,pages,PAGE,width] becomes rows[b, j], for j < count[b].
+
+    IN_PLACE: it becomes its own row start[b] + path[b, j]; RB covers the path, and all rows are read before one is
+    written; SKIP: but those that are in place already. Grid (column blocks, B * row_blocks, L); without COUNT: P rows.
+    """
+    follow()
+    block, layer = tl.program_id(0), tl.program_id(2)
+    sequence = (tl.program_id(1) // row_blocks).to(tl.int64)
+    first_row = tl.program_id(1) % row_blocks * RB
+    kept = P
+    if COUNT:
+        kept = tl.minimum(tl.load(count + sequence), P)
+    if kept > first_row:
+        first = tl.load(start + sequence)
+        line = table + sequence * blocks
+        place = first_row + tl.arange(0, RB)
+        live = place < kept
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        pool += layer.to(tl.int64) * pool_layer
+        if IN_PLACE:
+            node = tl.load(path + sequence * P + place, mask=live, other=0)
+            if SKIP:
+                live = live & (node != place)
+            source = pool + (pool_rows(line, first + node, live, PAGE) * width)[:, None]
+        else:
+            source = rows + sequence * batch_stride + (place.to(tl.int64) * row_stride)[:, None]
+        mask = live[:, None] & (column < width)[None, :]
+        values = tl.load(source + column[None, :], mask=mask)
+        if IN_PLACE:
+            tl.debug_barrier()
+        target = pool_rows(line, first + place, live, PAGE) * width
+        tl.store(pool + target[:, None] + column[None, :], values, mask=mask)
