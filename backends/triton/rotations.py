@@ -88,6 +88,7 @@ def _found(node: Node) -> _Found:
     _sizes(node, operands, caches, mask, given.get("offset", 0))
     inside = (*_in_order(q, rows[0]["rows"], *appends),)
     _nothing_between(node, inside, (*operands, length, count, mask), caches)
+    _nothing_in_front(node, inside, (length, *caches))
     scale, fused = given["scale"], given.get("fused", True)
     return _Found(inside, (*operands, *caches, length, count, mask, scale, fused))
 
@@ -153,3 +154,16 @@ def _nothing_between(node: Node, inside: tuple[Node, ...], operands: tuple[Any, 
             raise _Refused(f"`{item.name}` touches what they read or write")
     if read & held:
         raise _Refused("a new row is read from a cache")
+
+
+def _nothing_in_front(node: Node, inside: tuple[Node, ...], early: tuple[Any, ...]) -> None:
+    """Raises _Refused where the launch in front may write what the kernel reads before that one is done.
+
+    All others are done by then, so it is enough that a product, which is always a launch, stands between.
+    """
+    held = {root(item) for item in early}
+    for item in reversed(_earlier(node)):
+        if item.target is ops.fused_linear:
+            return
+        if item not in inside and touched(item).writes & held:
+            raise _Refused(f"`{item.name}` writes in front of them what is read early")

@@ -52,6 +52,11 @@ def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
     return max(1, min(config.programs // tiles, MOST_PARTS, -(-columns // (config.bn * config.least))))
 
 
+def tiles_of(q: Tensor, shared: int, config: AttentionConfig) -> int:
+    """How many tiles the packed rows of q [B,M,Hq,D] take for each of `shared` KV heads."""
+    return -(-(q.shape[1] * q.shape[2] // shared) // config.rows)
+
+
 def alike(k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
     """New rows with the same strides, copied if need be."""
     k_new, v_new = rows_contiguous(k_new), rows_contiguous(v_new)
@@ -87,11 +92,9 @@ class Joining:
             merge_parts(self, out, length, new, shared, config)
 
 
-def joining(out: Tensor, shared: int, columns: int, config: AttentionConfig) -> Joining:
-    """For out [B,M,Hq,D] over so many columns of `shared` KV heads."""
-    batch, tokens, heads, dim = out.shape
-    tiles = -(-(tokens * heads // shared) // config.rows)
-    parts = parts_of(config, batch * shared * tiles, columns)
+def joining(out: Tensor, shared: int, parts: int, config: AttentionConfig) -> Joining:
+    """For so many parts of out [B,M,Hq,D], `shared` KV heads."""
+    batch, dim, tiles = out.shape[0], out.shape[-1], tiles_of(out, shared, config)
     partial = lse = out
     if parts > 1:
         places = batch * shared * tiles * config.rows * parts
@@ -127,12 +130,13 @@ def attend(
     shared = k_cache.shape[2]
     group = heads // shared
     padded = power_of_two(dim, 16)
-    config = config or attention_config(padded, tokens * group, batch * shared, q.element_size() == 4)
     page = 0 if table is None else k_cache.shape[1]
     capacity = k_cache.shape[1] if table is None else page * table.shape[1]
+    config = config or attention_config(padded, tokens * group, batch * shared, q.element_size() == 4, capacity)
     if out is None:
         out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
-    join = joining(out, shared, capacity + rows, config)
+    parts = parts_of(config, batch * shared * tiles_of(q, shared, config), capacity + rows)
+    join = joining(out, shared, parts, config)
     k_new, v_new = alike(*(fresh or (q, q)))
     bits = q if mask is None else mask.view(torch.uint8)
     k_strides = (k_cache.stride(0) if table is None else 0, *k_cache.stride()[1:3])

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from specc.backends.triton.kernels.attention_apart import attention_apart
 from specc.backends.triton.kernels.attention_inputs import rotate_and_append
 from specc.backends.triton.kernels.attention_step import attention_step
 from specc.backends.triton.launch.core import interpreted, power_of_two
-from specc.backends.triton.ops.attention import LOG2E, Joining, alike, attend, boxes, joining, rows_contiguous
+from specc.backends.triton.ops.attention import (
+    LOG2E,
+    Joining,
+    alike,
+    attend,
+    boxes,
+    joining,
+    parts_of,
+    rows_contiguous,
+    tiles_of,
+)
 from specc.backends.triton.ops.attention_configs import AttentionConfig, step_config
 from specc.backends.triton.ops.linear import LinearConfig, flat_rows, fused_linear, launch_linear, linear_config
 from specc.backends.triton.ops.linear_once import Left
@@ -15,15 +26,17 @@ from specc.backends.triton.ops.linear_once import Left
 Tensor = torch.Tensor
 JOINED_ROWS = 1
 """Tokens of all sequences up to which a product joins the parts of attention in front of it: each program does it."""
+NEW_COLUMNS = 16
+"""New columns that a program of `attention_apart` goes through at a time."""
 AT_ONCE = 8
 """Parts that it reads at a time."""
 
 
-def config_of(q: Tensor, shared: int) -> AttentionConfig:
-    """The configuration for q [B,M,Hq,D] and so many KV heads."""
-    batch, tokens, heads, dim = q.shape
+def config_of(q: Tensor, k_cache: Tensor) -> AttentionConfig:
+    """The configuration for q [B,M,Hq,D] over caches [B,C,Hkv,D]."""
+    (batch, tokens, heads, dim), (capacity, shared) = q.shape, k_cache.shape[1:3]
     padded = power_of_two(dim, 16)
-    return step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4)
+    return step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4, capacity)
 
 
 def kept_in_place(cache: Tensor) -> Tensor:
@@ -54,7 +67,7 @@ def rope_attention_(
     `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own.
     """
     shared = k_cache.shape[2]
-    config = config or config_of(q, shared)
+    config = config or config_of(q, k_cache)
     if not config.step:
         k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
         q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
@@ -82,11 +95,14 @@ def launch_step(
     """The one launch of `rope_attention_`: (out, its parts); what several parts have seen is not in `out` yet."""
     k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
     q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
+    if config.apart:
+        return launch_apart(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
     batch, tokens, heads, dim = q.shape
     shared, capacity = k_cache.shape[2], k_cache.shape[1]
     group, padded = heads // shared, power_of_two(dim, 16)
     out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
-    join = joining(out, shared, capacity + tokens, config)
+    parts = parts_of(config, batch * shared * tiles_of(q, shared, config), capacity + tokens)
+    join = joining(out, shared, parts, config)
     bits = q if mask is None else mask.view(torch.uint8)
     box = config.bn if config.tma and padded == dim else 0
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
@@ -100,6 +116,37 @@ def launch_step(
         CAUSAL=mask is None, COUNT=count is not None, TMA=bulk,
         EARLY=config.early, SPLIT=join.parts > 1, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    return out, join
+
+
+def launch_apart(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    config: AttentionConfig,
+) -> tuple[Tensor, Joining]:
+    """As `launch_step`, with a part for the new columns and one for every `bn` rows that the caches can hold."""
+    batch, tokens, heads, dim = q.shape
+    capacity, shared = k_cache.shape[1:3]
+    out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
+    join = joining(out, shared, -(-capacity // config.bn) + 1, config)
+    bits, pdl = q if mask is None else mask.view(torch.uint8), not interpreted()
+    attention_apart[(join.tiles * shared, join.parts, batch)](
+        q, k, v, cos, sin, k_cache, v_cache, length, length if count is None else count, bits, join.partial, join.lse,
+        scale * LOG2E, join.tiles, tokens, capacity, shared, join.parts,
+        *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], *bits.stride()[:3],
+        G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, BN=config.bn,
+        BT=NEW_COLUMNS, CAUSAL=mask is None, COUNT=count is not None, PDL=pdl,
+        num_warps=config.warps, num_stages=1, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out, join
 
@@ -127,7 +174,7 @@ def rope_attention_linear_(
     parts that attention has left. Both ways give the same bits.
     """
     shared, (batch, tokens, heads, dim) = k_cache.shape[2], q.shape
-    config = config or config_of(q, shared)
+    config = config or config_of(q, k_cache)
     linear = linear or linear_config(weight.shape[1], weight.shape[0], False, q.dtype)
     if not config.step or not linear.once(weight.shape[1]) or batch * tokens > JOINED_ROWS:
         out = rope_attention_(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, fused, config)

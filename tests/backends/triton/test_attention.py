@@ -226,9 +226,10 @@ def test_new_rows_beyond_the_capacity_repeat_the_last_row() -> None:
 @pytest.mark.parametrize("wide_rows", [False, True])
 def test_every_geometry_has_a_configuration(dim: int, packed: int, wide_rows: bool) -> None:
     for groups in (1, 8, 64, 10_000):
-        config = attention_config(dim, packed, groups, wide_rows)
-        assert config.rows & (config.rows - 1) == 0
-        assert 1 <= own.parts_of(config, groups, 4096) <= max(1, config.programs // groups)
+        for capacity in (512, 1 << 16):
+            config = attention_config(dim, packed, groups, wide_rows, capacity)
+            assert config.rows & (config.rows - 1) == 0
+            assert 1 <= own.parts_of(config, groups, 4096) <= max(1, config.programs // groups)
 
 
 @settings(max_examples=20, deadline=None)

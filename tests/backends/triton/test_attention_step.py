@@ -187,6 +187,7 @@ def test_rotating_in_front_writes_what_is_kept() -> None:
 def test_every_geometry_has_a_configuration(dim: int, packed: int) -> None:
     for groups in (1, 8, 264):
         for wide in (False, True):
-            config = step_config(dim, packed, groups, wide)
-            assert not (wide and config.step)
-            assert config.bn % config.bt == 0
+            for capacity in (512, 1 << 16):
+                config = step_config(dim, packed, groups, wide, capacity)
+                assert not (wide and config.step)
+                assert config.bn % config.bt == 0

@@ -39,12 +39,17 @@ CHANGES: dict[str, str] = {
     "wide mask": "rows of earlier levels",
     "half of v": "differ in their number",
     "single": "differ in their dtype",
+    "length in front": "what is read early",
+    "cache in front": "what is read early",
 }
 """Changes of the graph that each leave it as it is, and what the note says."""
 
 
-def graph(change: str = "", tree: bool = True, count: bool = True) -> GraphModule:
-    """A layer's attention as plan-buffers leaves it, with one change; results: o and what else is read."""
+def graph(change: str = "", tree: bool = True, count: bool = True, product: bool = False) -> GraphModule:
+    """A layer's attention as plan-buffers leaves it, with one change; results: o and what else is read.
+
+    `product`: between a write in front and the rest.
+    """
     b = GraphBuilder(("verify",))
     kind = torch.float32
 
@@ -64,6 +69,11 @@ def graph(change: str = "", tree: bool = True, count: bool = True) -> GraphModul
     mask = held("mask", BATCH, TOKENS, wide, dtype=torch.bool)
     number = kept if count else None
     results: list[Node] = []
+    if change.endswith("in front"):
+        b.call(aten.mul_.Scalar, length if change == "length in front" else caches[1], 1)
+        if product:
+            weight = held("weight", DIM, DIM // 2)
+            results.append(b.call(ops.fused_linear, cos, weight, None, None, 0.0, "none", None))
     q = q0 if change == "q as it is" else b.call(ops.rope, q0, cos, sin)
     k = k0 if change == "k as it is" else b.call(ops.rope, k0, cos2 if change == "other angles" else cos, sin)
     if change in ("q read twice", "k read twice"):
@@ -164,6 +174,13 @@ def test_what_must_stay_stays_with_a_reason(change: str) -> None:
     assert ops.rope_attention_ not in targets(made)
     assert len(notes) == 1
     assert CHANGES[change] in notes[0]
+
+
+@pytest.mark.parametrize("change", ["length in front", "cache in front"])
+def test_a_product_stands_between_the_writes_in_front_and_what_is_read_early(change: str) -> None:
+    made, notes = attention_steps(graph(change, product=True))
+    assert notes == []
+    assert ops.rope_attention_ in targets(made)
 
 
 def test_prompts_keep_theirs() -> None:
