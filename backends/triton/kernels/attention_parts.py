@@ -67,12 +67,12 @@ def add_parts(acc, total, sums, rows, top, PARTS: tl.constexpr):
 
 
 @triton.jit
-def joined(partial, lse, at, d, parts, D: tl.constexpr, PARTS: tl.constexpr):
+def joined_from(sums, rows, partial, lse, at, d, parts, D: tl.constexpr, PARTS: tl.constexpr):
     """Attention from its parts, in float32: elements d of the rows whose first parts are number `at`.
 
-    Parts are added in order, whatever the shapes and PARTS, the number of parts that is read at a time.
+    sums, rows: what `read_parts` reads of the first PARTS, the number of parts that is read at a time. Parts are added
+    in order, whatever the shapes and PARTS.
     """
-    sums, rows = read_parts(partial, lse, at, d, 0, parts, D, PARTS)
     top = sums[0]
     for place in tl.static_range(1, PARTS):
         top = tl.maximum(top, sums[place])
@@ -86,3 +86,10 @@ def joined(partial, lse, at, d, parts, D: tl.constexpr, PARTS: tl.constexpr):
         sums, rows = read_parts(partial, lse, at, d, first, parts, D, PARTS)
         acc, total = add_parts(acc, total, sums, rows, top, PARTS)
     return acc * (1.0 / tl.where(total > 0, total, 1.0))
+
+
+@triton.jit
+def joined(partial, lse, at, d, parts, D: tl.constexpr, PARTS: tl.constexpr):
+    """As `joined_from`, which see."""
+    sums, rows = read_parts(partial, lse, at, d, 0, parts, D, PARTS)
+    return joined_from(sums, rows, partial, lse, at, d, parts, D, PARTS)

@@ -10,7 +10,7 @@ for any number. Those of torch depend on the number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class LinearConfig:
     """`bf` features per program (as many gate and up rows each), `bk` columns per step cut into `kw` pieces (one per
     warp), `split` programs per tile, `ahead` columns of the weight asked for before anything else.
 
-    `stages` 0: all columns (at most `bk`) in one step, a tile in registers.
+    `stages` 0: all columns (at most `bk`) in one step, in an even number of pieces; a tile in shared memory.
     `late`: the next kernel may start when the weight has been read, not at once; what it asks for ahead then comes
     while this one ends.
     `block`: rows of x that a program takes at most; more are further programs, which find the weight in the L2 cache.
@@ -60,7 +60,7 @@ class LinearConfig:
     apart: bool = False
 
     def once(self, hidden: int) -> bool:
-        """Whether a layer is one step: its tile of the weight is then in registers before x is there."""
+        """Whether a layer is one step: its tile of the weight is then with the program before x is there."""
         return self.stages == 0 and hidden <= self.bk
 
 
@@ -74,7 +74,7 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (576, 576, False): ONCE,
     (576, 960, False): ONCE,
     (576, 1536, True): ONCE,
-    (1536, 576, False): NARROW,
+    (1536, 576, False): replace(ONCE, bk=1536),
     (576, 49152, False): HEAD,
     (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, late=True, block=64),
     (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512, late=True),
@@ -132,12 +132,12 @@ def nearest(
 
 
 def linear_config(hidden: int, features: int, gated: bool, dtype: torch.dtype) -> LinearConfig:
-    """The configuration for up to `MOST_ROWS` rows."""
+    """The configuration for up to `MOST_ROWS` rows; another one where a layer is too wide for its one step."""
     if dtype == torch.float32:
         return FLOAT32
     found = nearest(LINEAR, hidden, features, gated)
     if found.stages == 0 and not found.once(hidden):
-        return PAIRS if gated else STREAMED
+        return PAIRS if gated else NARROW if features < hidden else STREAMED
     return found
 
 

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 LEAST_ROWS = 16
 """Rows of x that a product takes at least."""
 FEW = 8
-"""Rows of x that a layer of one step takes, if there are no more and no sums of squares, whose order would change."""
+"""Rows of x that a layer of one step takes, if there are no more: each in the same order as with `LEAST_ROWS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def launch_once(
 ) -> None:
     """`linear_once` on its operands up to y, sizes (rows, features, hidden, strides, eps) and options but BM."""
     rows, hidden, y = int(sizes[0]), int(sizes[2]), operands[-1]
-    bm = FEW if rows <= FEW and not options["NORM"] else LEAST_ROWS
+    bm = FEW if rows <= FEW else LEAST_ROWS
     piece, rest = pieces(hidden, options["KW"])
     read = left or Left(y, y, most=0, padded=0, group=1, dim=1, step=1, at_once=0)
     linear_once[(-(-rows // bm), tiles)](

@@ -36,6 +36,7 @@ CONFIGS = (
     LinearConfig(bf=32, bk=32, kw=2, split=3, warps=4, stages=2),
     LinearConfig(bf=16, bk=32, kw=1, split=2, warps=4, stages=2),
     LinearConfig(bf=8, bk=256, kw=4, split=1, warps=4, stages=0),
+    LinearConfig(bf=16, bk=256, kw=8, split=1, warps=8, stages=0),
     LinearConfig(bf=16, bk=32, kw=1, split=2, warps=4, stages=2, block=64, apart=True),
 )
 
@@ -255,6 +256,7 @@ def test_configurations_cover_their_tiles_and_fit() -> None:
         assert config.bk // config.kw >= 16
         if config.stages == 0:
             assert config.once(key[0])
+            assert config.kw % 2 == 0, "pieces are added in pairs"
         else:
             assert (config.bf * (1 + key[2]) + config.block) * config.bk * 2 <= SHARED, "one step"
             together = 4 if config is FLOAT32 else 8  # 16 bytes
