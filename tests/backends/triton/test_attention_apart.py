@@ -87,7 +87,7 @@ def test_only_what_is_kept_is_written(tokens: int, count: list[int]) -> None:
     case = case_of(torch.bfloat16, [33, 7], tokens, (2, 3, 16), 3, count=count)
     for found, expected in zip(case.run(APART)[1:], case.one_by_one()[1:], strict=True):
         assert torch.equal(found, expected)
-    full = replace(case, length=torch.tensor([case.k_cache.shape[1], 7]), count=torch.tensor([0, 1]))
+    full = replace(case, length=torch.tensor([case.k_cache.shape[1], 7]), count=torch.tensor([tokens, 1]))
     for found, kept in zip(full.run(APART)[1:], full.caches(), strict=True):
         assert torch.equal(found[0], kept[0])
 
