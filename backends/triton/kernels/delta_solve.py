@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import left_over, path_rows
-from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates
+from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates, touch
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows, dot_vector
 
 SCALARS = tl.constexpr(4)
@@ -77,20 +77,30 @@ def square(a, b, T: tl.constexpr):
 @triton.jit
 def substitute_all(scratch, work, T: tl.constexpr, W: tl.constexpr):
     """All of X and of P X into `work`, as `substitute` and `merge`: W / T threads go through the same column of X, each
-    for its share of the rows of P X."""
+    for its share of the rows of P X.
+
+    `scratch` holds columns of -A and rows of P by turns. A row of X that is done goes into all later ones at once: they
+    do not wait for each other, where a row's own sum would be a chain of multiply-adds.
+    """
     PARTS: tl.constexpr = W // T
     thread = tl.arange(0, W)
     column, part = thread % T, thread // T
     same = (thread // W)[:, None] * 16
     rows = ()
     for i in tl.static_range(T):
-        x = tl.where(column == i, 1.0, 0.0)
-        for first in tl.static_range(0, i, 4):
-            a = four(scratch + 2 * i * T + first, same)
-            for j in tl.static_range(first, min(first + 4, i)):
-                x = tl.fma(-a[j - first], rows[j], x)
-        rows = rows + (x,)  # the compiler knows no other way
-        tl.store(work + 2 * i * T + column, x, mask=thread < T)
+        rows = rows + (tl.where(column == i, 1.0, 0.0),)  # the compiler knows no other way
+    for j in tl.static_range(T - 1):
+        after = ()
+        for i in tl.static_range(T):
+            if i <= j:
+                after = after + (rows[i],)
+            else:
+                if i == j + 1 or i % 4 == 0:
+                    a = four(scratch + 2 * j * T + i // 4 * 4, same)
+                after = after + (tl.fma(a[i % 4], rows[j], rows[i]),)
+        rows = after
+    for i in tl.static_range(T):
+        tl.store(work + 2 * i * T + column, rows[i], mask=thread < T)
     at = work + T + part * (2 * T) + column
     for block in tl.static_range(0, T, PARTS):
         outer = tl.zeros([W], tl.float32)
@@ -122,11 +132,16 @@ def merge(scratch, work, T: tl.constexpr, LEVELS: tl.constexpr):
 @triton.jit
 def solve(lower, outer, work, scratch, T: tl.constexpr, LEVELS: tl.constexpr, W: tl.constexpr):
     """Rows of X = (I + A)^-1 and of P X by turns into `work` [2T,T], from A and P [T,T]."""
-    at = tl.arange(0, T)[:, None] * (2 * T) + tl.arange(0, T)[None, :]
-    tl.store(scratch + at, lower)
+    i, j = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    at = i * (2 * T) + j
+    if T <= 32:
+        tl.store(scratch + j * (2 * T) + i, -lower)
+    else:
+        tl.store(scratch + at, lower)
     tl.store(scratch + T + at, outer)
     tl.debug_barrier()
     if T <= 32:
+        touch(scratch + tl.arange(0, T * T // 4) * 8)
         substitute_all(scratch, work, T, W)
     else:
         substitute(scratch, work, T, W)

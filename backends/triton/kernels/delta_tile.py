@@ -20,16 +20,6 @@ from specc.backends.triton.kernels.dot import INTERPRETED
 
 
 @triton.jit
-def neighbours(x):
-    """[R] sums of x [R,E]: four neighbours, which a thread holds, then across the threads of a row."""
-    R: tl.constexpr = x.shape[0]
-    E: tl.constexpr = x.shape[1]
-    even, odd = tl.split(tl.reshape(x, [R, E // 2, 2]))
-    even, odd = tl.split(tl.reshape(even + odd, [R, E // 4, 2]))
-    return tl.sum(even + odd, 1)
-
-
-@triton.jit
 def widened(x):
     """A part of a row [E] as float32. Pairs of bfloat16 numbers are taken apart in two instructions, not four."""
     if INTERPRETED or x.dtype != tl.bfloat16:
@@ -145,14 +135,22 @@ def get_values(row, value, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def token_sums(xk, xq, C: tl.constexpr):
-    """(x_k . x_k, x_q . x_q, x_k . x_q) [R] of rows as tuples of C tensors [R,E]."""
-    xk0 = xk[0].to(tl.float32)
-    square_k, square_q, shared = tl.zeros_like(xk0), tl.zeros_like(xk0), tl.zeros_like(xk0)
+def nothing_like(x):
+    """Zeros that lie in threads as the float32 tensor x does, and so does what is computed from them."""
+    if INTERPRETED:
+        return tl.zeros_like(x)
+    else:
+        return tl.inline_asm_elementwise("mov.f32 $0, 0f00000000;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def token_sums(xk, xq, nothing, C: tl.constexpr):
+    """(x_k . x_k, x_q . x_q, x_k . x_q) [R] of rows as tuples of C tensors [R,E]; `nothing` [R,E] zeros."""
+    square_k, square_q, shared = nothing, nothing, nothing
     for c in tl.static_range(C):
         k, q = xk[c].to(tl.float32), xq[c].to(tl.float32)
         square_k, square_q, shared = tl.fma(k, k, square_k), tl.fma(q, q, square_q), tl.fma(k, q, shared)
-    return neighbours(square_k), neighbours(square_q), neighbours(shared)
+    return tl.sum(square_k, 1), tl.sum(square_q, 1), tl.sum(shared, 1)
 
 
 @triton.jit
@@ -195,8 +193,7 @@ def tile_step(tiles, xk, xq, value, numbers, C: tl.constexpr):
 @triton.jit
 def factor_step(tiles, xk, u, g, C: tl.constexpr):
     """The update of `tile_step` from its factors, in the same order: bit for bit the same tile. xk: a tuple of [E]."""
-    square = tl.zeros_like(xk[0])[None, :]
+    square = nothing_like(tiles[0])
     for c in tl.static_range(C):
         square = tl.fma(xk[c][None, :], xk[c][None, :], square)
-    norm = tl.rsqrt(tl.sum(neighbours(square), 0) + EPS)
-    return updated(tiles, xk, tl.exp(g), u * norm, C)
+    return updated(tiles, xk, tl.exp(g), u * tl.rsqrt(tl.sum(square, 1) + EPS), C)

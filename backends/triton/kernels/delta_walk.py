@@ -21,6 +21,7 @@ from specc.backends.triton.kernels.delta_tile import (
     get_values,
     load_parts,
     load_tile,
+    nothing_like,
     put,
     store_tile,
     store_values,
@@ -78,7 +79,7 @@ def prepare(q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, str
     beta_rows = tl.load(beta + node * stride_bt, mask=live, other=0.0)
     xk = load_block(k + node[:, None] * stride_kt, live, K, C, E)
     xq = load_block(q + node[:, None] * stride_qt, live, K, C, E)
-    square_k, square_q, shared = token_sums(xk, xq, C)
+    square_k, square_q, shared = token_sums(xk, xq, tl.zeros([TB, E], tl.float32), C)
     g_rows, beta_rows = gates(g_rows, beta_rows, a_log, dt_bias, hv, GATE)
     numbers = token_numbers(square_k, square_q, shared, g_rows, beta_rows, K)
     for i in tl.static_range(6):
@@ -108,21 +109,42 @@ def plan(order, parent, work, b, N, STEPS, NT: tl.constexpr, ORDER: tl.constexpr
 
 
 @triton.jit
-def fetch(q, k, v, work, node, first, value, stride_qt, stride_kt, stride_vt,
-          K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """(x_k, x_q as tuples of C tensors [E] as stored, v [BV], six numbers) of a node; behind the last one (-1) those of
-    `first`."""
-    at = tl.maximum(node, first)
+def single(tiles, q, k, v, g, beta, a_log, dt_bias, g_out, o, u, hv, value, K: tl.constexpr, V: tl.constexpr,
+           BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
+    """The tile after a sequence's only token, without a table and its barriers: the sums of `prepare` in its order, by
+    the threads of each row for themselves."""
+    row = get_values(v, value, V, BV)
+    xk, xq = wide(load_parts(k, K, C, E), C), wide(load_parts(q, K, C, E), C)
+    rows_k, rows_q = (), ()
+    for c in tl.static_range(C):
+        rows_k = rows_k + (tl.broadcast_to(xk[c][None, :], [BV, E]),)
+        rows_q = rows_q + (tl.broadcast_to(xq[c][None, :], [BV, E]),)
+    square_k, square_q, shared = token_sums(rows_k, rows_q, nothing_like(tiles[0]), C)
+    g_row, beta_row = gates(tl.load(g), tl.load(beta), a_log, dt_bias, hv, GATE)
+    if GATE > 0:
+        tl.store(g_out, g_row, mask=tl.program_id(0) == 0)
+    numbers = token_numbers(square_k, square_q, shared, g_row, beta_row, K)
+    output, factor, tiles = tile_step(tiles, xk, xq, row, numbers, C)
+    store_values(u, value, factor, V, BV)
+    store_values(o, value, rounded(output, o), V, BV)
+    return tiles
+
+
+@triton.jit
+def fetch_keys(q, k, at, stride_qt, stride_kt, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """(x_k, x_q) of a node as tuples of C tensors [E] as stored."""
+    return load_parts(k + at * stride_kt, K, C, E), load_parts(q + at * stride_qt, K, C, E)
+
+
+@triton.jit
+def fetch(v, work, at, first, value, stride_vt, V: tl.constexpr, BV: tl.constexpr):
+    """(v [BV], six numbers) of a node. Both come from far, whatever was read before: v from the memory, the numbers
+    from the L2 cache, since a program's stores go past its own."""
     work += (at - first) * NUMBERS
     numbers = ()
     for i in tl.static_range(6):
         numbers = numbers + (tl.load(work + i),)
-    return (
-        load_parts(k + at * stride_kt, K, C, E),
-        load_parts(q + at * stride_qt, K, C, E),
-        get_values(v + at * stride_vt, value, V, BV),
-        numbers,
-    )
+    return get_values(v + at * stride_vt, value, V, BV), numbers
 
 
 @triton.jit
@@ -161,15 +183,15 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
                 K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
                 NT: tl.constexpr, TB: tl.constexpr, ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr,
                 STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr,
-                AHEAD: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+                ONE: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
     `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
     context, node i is i + 1). NT >= N and STEPS with an order or a tree, else nodes are prepared NT at a time, TB of
     them at once. `work` [programs,NT,NUMBERS] float32 is room for that. `table` [B,N+1,HV,V,K] holds tiles of nodes
     with a far child (row 0: the context's, with PENDING), or with STATES [B,N,HV,V,K] every node's. A due sequence's
-    pending factors are written to `state`. AHEAD: rows are loaded one step ahead. DEPENDENT: started beside the kernel
-    in front of it, but for the state.
+    pending factors are written to `state`. ONE: N is 1, `work` is not used. AHEAD: loaded one step ahead are (1) values
+    and numbers, (2) keys too. DEPENDENT: started beside the kernel in front of it, but for the state.
     """
     hv, b = tl.program_id(1), tl.program_id(2) // LANES
     head = hv // (HV // H)
@@ -195,35 +217,34 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     if TREE:
         plan(order, parent, work, b, N, steps, NT, ORDER)
     if PENDING:
-        tiles = settle(
-            tiles, home, pending_k, pending_u, pending_g, path, count, window, b, hv, head, value, P, ROWS,
-            H, HV, K, V, BV, C, E, PATH,
-        )  # fmt: skip
+        tiles = settle(tiles, home, pending_k, pending_u, pending_g, path, count, window, b, hv, head, value, P, ROWS,
+                       H, HV, K, V, BV, C, E, PATH)  # fmt: skip
         if TREE:
             store_tile(shelf, tiles, value, K, V, BV, C, E)
-    for first in range(0, N, NT):
+    if ONE:
+        g_out += b * HV + hv
+        tiles = single(tiles, q, k, v, g, beta, a_log, dt_bias, g_out, o, u, hv, value, K, V, BV, C, E, GATE)
+    for first in range(0, 0 if ONE else N, NT):
         tl.debug_barrier()
         for block in tl.static_range(0, NT, TB):
-            prepare(
-                q, k, g, beta, a_log, dt_bias, g_out, work + block * NUMBERS, first + block, b, hv, N, HV, stride_qt,
-                stride_kt, stride_gt, stride_bt, K, C, E, TB, GATE,
-            )  # fmt: skip
+            prepare(q, k, g, beta, a_log, dt_bias, g_out, work + block * NUMBERS, first + block, b, hv, N, HV,
+                    stride_qt, stride_kt, stride_gt, stride_bt, K, C, E, TB, GATE)  # fmt: skip
         tl.debug_barrier()
         end = steps if ORDER or TREE else tl.minimum(steps, first + NT)
         node = node_at(order, first, end, ORDER)
-        if AHEAD:
-            xk, xq, row, numbers = fetch(
-                q, k, v, work, node, first, value, stride_qt, stride_kt, stride_vt, K, V, BV, C, E
-            )
+        row, numbers = fetch(v, work, tl.maximum(node, first), first, value, stride_vt, V, BV)
+        if AHEAD > 1:
+            xk, xq = fetch_keys(q, k, tl.maximum(node, first), stride_qt, stride_kt, K, C, E)
             xk, xq = wide(xk, C), wide(xq, C)
         for step in range(first, end):
             follower = node_at(order, step + 1, end, ORDER)
-            coming = follower if AHEAD else node
-            next_k, next_q, next_row, next_numbers = fetch(
-                q, k, v, work, coming, first, value, stride_qt, stride_kt, stride_vt, K, V, BV, C, E
-            )
-            if not AHEAD:
-                xk, xq, row, numbers = wide(next_k, C), wide(next_q, C), next_row, next_numbers
+            coming = tl.maximum(follower, first)
+            next_row, next_numbers = fetch(v, work, coming if AHEAD > 0 else node, first, value, stride_vt, V, BV)
+            next_k, next_q = fetch_keys(q, k, coming if AHEAD > 1 else node, stride_qt, stride_kt, K, C, E)
+            if AHEAD == 0:
+                row, numbers = next_row, next_numbers
+            if AHEAD < 2:
+                xk, xq = wide(next_k, C), wide(next_q, C)
             if TREE:
                 at_plan = work.to(tl.pointer_type(tl.int32)) + step * NUMBERS
                 above = tl.load(at_plan + 6)
@@ -240,7 +261,8 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
                 store_tile(shelf + (node + 1).to(tl.int64) * HV * V * K, tiles, value, K, V, BV, C, E)
             last = node
             node = follower
-            if AHEAD:
-                xk, xq, row, numbers = wide(next_k, C), wide(next_q, C), next_row, next_numbers
+            row, numbers = next_row, next_numbers
+            if AHEAD > 1:
+                xk, xq = wide(next_k, C), wide(next_q, C)
     if AFTER:
         store_tile(after + (b.to(tl.int64) * HV + hv) * (V * K), tiles, value, K, V, BV, C, E)

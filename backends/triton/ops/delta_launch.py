@@ -115,7 +115,8 @@ def launch_walk(
     q, k, v, g, beta = rows
     batch, nodes, heads, keys = k.shape
     value_heads, values = v.shape[2:]
-    config = config or walk_config(keys, values, batch * value_heads)
+    one = nodes == 1 and order is None and parent_row is None and table is None
+    config = config or walk_config(keys, values, batch * value_heads, one)
     lanes = order.shape[1] if order is not None and order.dim() == 3 else 1
     steps = nodes if order is None else order.shape[-1]
     block, parts, across, at_once = walk_tile(config, keys, values)
@@ -126,8 +127,10 @@ def launch_walk(
     size = max(at_once, BLOCK)
     if order is not None or parent_row is not None:
         size = power_of_two(max(nodes, steps, at_once))
-    work = torch.empty(math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device)
+    work = torch.empty(1 if one else math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device)
     dependent = not interpreted() if settled else False
+    # Where the last tile is written, values and numbers ahead would leave registers for fewer programs at once.
+    ahead = 2 if config.deep else int(after is None)
     delta_walk[grid](
         state, q, k, v, g, beta,
         state if order is None else order,
@@ -147,7 +150,7 @@ def launch_walk(
         K=keys, V=values, BV=block, C=parts, E=across, NT=size, TB=at_once,
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        AHEAD=int(config.deep and nodes > 1), DEPENDENT=dependent, num_warps=config.warps, num_stages=1,
+        ONE=one, AHEAD=ahead, DEPENDENT=dependent, num_warps=config.warps, num_stages=1,
         **(PDL if dependent else {}),
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ class TreeConfig:
 @dataclass(frozen=True, slots=True)
 class WalkConfig:
     """Token by token: `bv` rows of the state per program, parts of `e` columns (four of a row in each thread); `deep`:
-    rows are loaded one step ahead, and not when they are needed."""
+    keys too are loaded one step ahead, not only values and the like."""
 
     bv: int
     e: int
@@ -61,8 +61,16 @@ WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for.
 
-On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 10.9 / 30.1 / 103, Qwen3-Next
-(K = 128) 11.0 / 28.8 / 98.
+On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 11.2 / 29.7 / 98, Qwen3-Next
+(K = 128) 11.4 / 29.0 / 98.
+"""
+SINGLE: Mapping[tuple[int, int], WalkConfig] = {
+    (128, 128): WalkConfig(bv=32, e=16, warps=4),
+    (256, 256): WalkConfig(bv=8, e=32, warps=2),
+}
+"""By (K, V): for one token, which reads and writes the state and does little else. `e` is that of WALK.
+
+On an H200, microseconds at 1 / 8 / 32 rows: K = 256 3.7 / 11.8 / 38.4, K = 128 3.5 / 12.0 / 38.5.
 """
 COMMIT: Mapping[tuple[int, int], CommitConfig] = {
     (128, 128): CommitConfig(bv=64, bk=128, warps=4, stages=2),
@@ -86,6 +94,7 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
         (ALWAYS, TreeConfig(bv=128, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),
     ),
     (256, 256, 32): (
+        (32, TreeConfig(bv=16, bk=128, warps=2, stages=3, prepare_warps=4, prepare_bk=128)),
         (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
         (ALWAYS, TreeConfig(bv=128, bk=32, warps=8, stages=4, prepare_warps=4, prepare_bk=128)),
     ),
@@ -120,9 +129,12 @@ def tree_config(keys: int, values: int, nodes: int, programs: int, pending: bool
     return next(config for most, config in table[nearest] if programs <= most)
 
 
-def walk_config(keys: int, values: int, programs: int) -> WalkConfig:
-    """The configuration for K, V and value heads times sequences; that of the nearest geometry."""
+def walk_config(keys: int, values: int, programs: int, single: bool = False) -> WalkConfig:
+    """The configuration for K, V and value heads times sequences, or for a `single` token of each; that of the nearest
+    geometry."""
     nearest = min(WALK, key=lambda known: abs(known[0] - keys) + abs(known[1] - values))
+    if single:
+        return SINGLE[nearest]
     return next(config for most, config in WALK[nearest] if programs <= most)
 
 

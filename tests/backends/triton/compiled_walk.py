@@ -1,4 +1,4 @@
-"""Compiles walks over a chain for sm_90 and prints, as JSON, how their tensors lie in threads."""
+"""Compiles walks over a chain and of a single token for sm_90 and prints, as JSON, how their tensors lie in threads."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ import re
 import sys
 
 from specc.backends.triton.ops.delta_launch import launch_walk, outputs_of, walk_tile
-from specc.backends.triton.ops.delta_tables import WALK
+from specc.backends.triton.ops.delta_tables import SINGLE, WALK
 from tests.backends.triton.compiled_kernels import operands
 from tests.backends.triton.compiling import compiled
 from tests.backends.triton.recorded import recording
 
 
 def seen(keys: int) -> dict[str, dict[str, int]]:
-    """By configuration of the table: changes of layout, and parts of the tile that lie as the order of sums expects
-    (four neighbours in a thread, a row's threads in one warp) or otherwise."""
-    state, rows = operands((8, 8) if keys == 256 else (16, 32), keys, 16)
-    o, u = outputs_of(state, rows)
+    """By configuration of the tables: changes of layout, barriers, and parts of the tile that lie as the order of sums
+    expects (four neighbours in a thread, a row's threads in one warp) or otherwise."""
     found: dict[str, dict[str, int]] = {}
-    for _, config in WALK[(keys, keys)]:
+    cases = [(16, config, name) for _, config in WALK[(keys, keys)] for name in ("verify", "plain")]
+    for nodes, config, name in [*cases, (1, SINGLE[(keys, keys)], "single")]:
+        state, rows = operands((8, 8) if keys == 256 else (16, 32), keys, nodes)
+        o, u = outputs_of(state, rows)
         block, _, across, _ = walk_tile(config, keys, keys)
-        for name, after in (("verify", None), ("plain", state)):
-            with recording() as launches:
-                launch_walk(state, rows, o, u, after=after, config=config)
-            text = compiled(launches[0]).asm["ttgir"]
-            layouts = re.findall(r"^(#\w+) = #ttg\.blocked<(.*)>$", text, re.MULTILINE)
-            right = f"sizePerThread = [1, 4], threadsPerWarp = [{128 // across}, {across // 4}]"
-            lie = {name for name, how in layouts if right in how}
-            tiles = re.findall(rf"tensor<{block}x{across}xf32, (#\w+)>", text)
-            found[f"{name} {config}"] = {
-                "conversions": text.count("ttg.convert_layout"),
-                "parts": len([layout for layout in tiles if layout in lie]),
-                "others": len([layout for layout in tiles if layout not in lie]),
-            }
+        with recording() as launches:
+            launch_walk(state, rows, o, u, after=None if name == "verify" else state, config=config)
+        text = compiled(launches[0]).asm["ttgir"]
+        layouts = re.findall(r"^(#\w+) = #ttg\.blocked<(.*)>$", text, re.MULTILINE)
+        right = f"sizePerThread = [1, 4], threadsPerWarp = [{128 // across}, {across // 4}]"
+        lie = {layout for layout, how in layouts if right in how}
+        tiles = re.findall(rf"tensor<{block}x{across}xf32, (#\w+)>", text)
+        found[f"{name} {config}"] = {
+            "conversions": text.count("ttg.convert_layout"),
+            "barriers": text.count("gpu.barrier") + text.count("ttg.barrier") if name == "single" else 0,
+            "parts": len([layout for layout in tiles if layout in lie]),
+            "others": len([layout for layout in tiles if layout not in lie]),
+        }
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.backends.triton.ops.delta_launch import Rows, launch_walk, outputs_of, walk_tile
-from specc.backends.triton.ops.delta_tables import WALK, WalkConfig
+from specc.backends.triton.ops.delta_tables import SINGLE, WALK, WalkConfig
 from tests.backends.triton.apart import printed
 from tests.backends.triton.trees import Operands, check, exact, operands
 
@@ -66,22 +66,24 @@ def test_a_chain_of_more_nodes_than_are_prepared_at_once() -> None:
 
 def test_a_thread_has_four_numbers_of_a_part() -> None:
     """Fewer or more would be another order of sums on a GPU; the interpreter has no threads."""
+    every = [*(config for table in WALK.values() for _, config in table), *SINGLE.values()]
     for keys, values in ((16, 8), (24, 40), (64, 96), *WALK):
-        for config in (config for table in WALK.values() for _, config in table):
+        for config in every:
             rows, parts, across, at_once = walk_tile(config, keys, values)
             assert parts * across >= keys
             assert at_once * across == 128 * config.warps
             assert rows >= at_once
-    for table in WALK.values():
-        assert len({config.e for _, config in table}) == 1
+    for sizes, table in WALK.items():
+        assert {config.e for _, config in table} == {SINGLE[sizes].e}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [128, 256])
 def test_steps_of_a_chain_move_nothing_between_threads(keys: int) -> None:
-    """Compiled for sm_90: no change of layout, and the layout that the order of sums is that of."""
+    """Compiled for sm_90: no change of layout, and the layout that the order of sums is that of; for a single token no
+    barrier either."""
     found = printed("compiled_walk", keys)
     assert found
     for name, seen in found.items():
         assert seen["parts"] > 0, name
-        assert (seen["conversions"], seen["others"]) == (0, 0), name
+        assert (seen["conversions"], seen["barriers"], seen["others"]) == (0, 0, 0), name
