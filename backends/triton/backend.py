@@ -45,6 +45,7 @@ DIALECT = Dialect(
     whole_steps=whole_steps,
     specialised=True,
     by_columns=False,
+    listed=True,
     constants=numerics,
     regions=plan,
 )
