@@ -158,8 +158,15 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         for q, parent in ((None, None), (random(B, R, 7, seed=1).softmax(-1), PARENT_ROW - 1))
     ],
     "draw_children": [
-        (random(B, M, 7), ints(3, 4), torch.tensor([[0, 1], [2, 3]]), draw, 3, 0.8)
-        for draw in (torch.tensor([[5, 6]]), torch.tensor([[5, 6], [0, 1]]))
+        (
+            random(B, M, 7),
+            ints(3, 4),
+            torch.arange(B * M).reshape(B, M),
+            torch.arange(rows * M).reshape(rows, M),
+            3,
+            0.8,
+        )
+        for rows in (1, B)
     ],
     "drawn_laws": [
         ([random(B, 1, 7), random(B, M, 7)], [DRAWN[:, :1], DRAWN], torch.tensor([[0, 2, 3], [1, 1, 3]]), 0.7)
