@@ -94,6 +94,18 @@ class LayerLists:
         return all(self._by_layer(body, place, layered, found) for place in passed)
 
 
+def listed_results(module: GraphModule) -> frozenset[Node]:
+    """Stacked results of loops over layers that only loops over layers read, layer by layer: they need no stack.
+
+    None of them where one may be a part of a slot: a stack is a copy, and slots change in place.
+    """
+    found = LayerLists(module, frozenset()).nodes
+    shared = slots_shared(module)
+    own = [node for node in module.graph.nodes if node in found]
+    apart = all(not shared.get(node) and all(user.target is loop for user in node.users) for node in own)
+    return frozenset(found) if apart else frozenset()
+
+
 def slots_shared(module: GraphModule) -> Mapping[Node, frozenset[str]]:
     """Node -> the slots whose memory its value may be, or be a view of; nodes of the top level only."""
     shared: dict[Node, frozenset[str]] = {}

@@ -67,7 +67,8 @@ class Dialect:
     `by_columns`: the loader stores matrices [out, in] with contiguous columns. `constants`: (file, name) of constants
     of copied files -> their value for a spec, as source. `by_layer`: step functions take and return a state whose
     layered slots are one tensor per layer (see by_layer.py), and the public functions write what has changed into the
-    state's own memory. `abi`: files that declare what the printed part of a module provides. `declared`: source of
+    state's own memory. `listed`: what a loop over layers gives stays a list of tensors where only such loops read it.
+    `abi`: files that declare what the printed part of a module provides. `declared`: source of
     further declarations. `host`: further host functions of modules that have all steps.
     """
 
@@ -85,6 +86,7 @@ class Dialect:
     by_columns: bool = True
     constants: Callable[[Mapping[str, Any]], Mapping[tuple[str, str], str]] = no_constants
     by_layer: bool = False
+    listed: bool = False
     abi: frozenset[str] = frozenset({"specc.backends.printing.runtime.abi"})
     declared: Callable[[DecodeProgram], str] = no_declarations
     host: tuple[Function, ...] = ()

@@ -168,8 +168,11 @@ class LoopPrinter:
         self, inner: GraphPrinter, printed: Sequence[Any], names: Mapping[int, str], parts: Mapping[int, str]
     ) -> None:
         """Append the stacked values, then assign the carried ones (at once, where one reads another)."""
+        users = getitem_users(self.node) or {}
         for position, name in parts.items():
-            inner.emit(f"{name}.append({printed[position].text})")
+            listed = self.outer.dialect.listed and any(item in self.outer.lists for item in users.get(position, ()))
+            text = f"{printed[position].at(e.ATOM)}.contiguous()" if listed else printed[position].text
+            inner.emit(f"{name}.append({text})")
         updates = [(name, printed[position].text) for position, name in names.items() if printed[position].text != name]
         tangled = any(
             mentions(text, name) for number, (name, _) in enumerate(updates) for _, text in updates[number + 1 :]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from specc.backends.printing.by_layer import LayerLists, slots_shared
+from specc.backends.printing.by_layer import LayerLists, listed_results, slots_shared
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.expression import ATOM, Expr
 from specc.backends.printing.literals import comment_text
@@ -203,6 +203,8 @@ def print_step(
         call = replace(call, parameters=call.parameters.replace("state: State", f"state: {state_type(dialect)}"))
         printer.lists = frozenset(LayerLists(module, layered).nodes)
         _stack_whole(printer, bound, layered)
+    elif dialect.listed:
+        printer.lists = listed_results(module)
     values = printer.print(module, bound)
     if dialect.by_layer:
         values = _own_memory(module, ports, values, layered, printer.lists)

@@ -12,6 +12,7 @@ from specc.backends.base import Capabilities, ModuleInfo, refusals, register
 from specc.backends.printing.dialect import Dialect
 from specc.backends.printing.module import generate
 from specc.backends.triton.compose import between_steps, whole_steps
+from specc.backends.triton.drawing import written_draws
 from specc.backends.triton.gates import joined_gates
 from specc.backends.triton.greedy import greedy_walks
 from specc.backends.triton.layers import batch_layers
@@ -44,6 +45,7 @@ DIALECT = Dialect(
     whole_steps=whole_steps,
     specialised=True,
     by_columns=False,
+    listed=True,
     constants=numerics,
     regions=plan,
 )
@@ -51,7 +53,7 @@ DIALECT = Dialect(
 
 def prepared(graph: GraphModule) -> GraphModule:
     """A step graph with the ops that only this backend has kernels for."""
-    made = moved_windows(written_lookups(greedy_walks(vocabulary_kernels(graph))))
+    made = moved_windows(written_draws(written_lookups(greedy_walks(vocabulary_kernels(graph)))))
     for rewrite in (attention_steps, attention_projections, joined_gates, batch_layers):
         made, _ = rewrite(made)
     return made

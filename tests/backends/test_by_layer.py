@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from specc.backends.printing.by_layer import LayerLists, slots_shared
+from specc.backends.printing.by_layer import LayerLists, listed_results, slots_shared
 from specc.backends.printing.runtime.stored import store
 from specc.backends.printing.steps import print_step, signature
 from specc.backends.reference.backend import DIALECT
@@ -168,3 +168,30 @@ def test_memory_is_shared_through_views_and_loops_not_through_computations() -> 
     assert shared[computed] == set()
     assert shared[carried[0]] == shared[carried[1]] == {"a"}, "which of the two it is depends on the number of rounds"
     assert shared[cast] == {"a"}, "PyTorch gives the same tensor for the same type"
+
+
+def passed_on(first: int, read_whole: bool) -> GraphModule:
+    """Layers of slot k, as they are (0) or with something added, given to a second loop, the stack perhaps read too."""
+    b = GraphBuilder()
+    k = b.placeholder("k", fake(SHAPES["k"], torch.int64), Port("slot", "k"))
+    between = by_layer(b, k, first)
+    after = by_layer(b, between, 1)
+    result = b.call(aten.add.Tensor, after, between) if read_whole else b.call(aten.neg.default, after)
+    return b.output([result], [Port("slot", "v")])
+
+
+@pytest.mark.parametrize(("first", "read_whole", "listed"), [(2, False, True), (2, True, False), (0, False, False)])
+def test_results_that_other_layers_alone_read_are_not_stacked(first: int, read_whole: bool, listed: bool) -> None:
+    """Nor where they are layers of a slot, which may change before they are read: a stack is a copy."""
+    module = passed_on(first, read_whole)
+    assert bool(listed_results(module)) == listed
+    call = signature("flush", (), (), ())
+    text = print_step(replace(DIALECT, listed=True), "flush", module, call, lambda _: "unused", (), {})
+    assert text.count("torch.stack") == (1 if listed else 2)
+    assert text.count(".contiguous()") == (1 if listed else 0)
+    scope: dict[str, Any] = {"torch": torch, "State": Slots, "Tensor": Tensor}
+    exec(text, scope)
+    state = states()[0]
+    found, k = scope["run_flush"](state).v, state.k
+    between = k + first
+    assert torch.equal(found, 2 * between + 1 if read_whole else -(between + 1))

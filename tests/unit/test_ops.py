@@ -46,6 +46,7 @@ GATES = (random(B, R, HQ), random(B, R, HQ, seed=1), random(HQ), random(HQ, seed
 NARROW_POOL = STATE.bfloat16().unsqueeze(1).repeat(1, R + 1, 1, 1, 1)
 NARROW_ROWS = tuple(x.bfloat16() if place < 3 else x.float() for place, x in enumerate(ROWS))
 HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
+DRAWN = torch.stack((random(B, M), random(B, M).exp() + 1.0), -1)
 FUSED = tuple(random(B, rows, heads, 16).to(torch.bfloat16) for rows, heads in ((M, HQ), (C, HKV), (C, HKV)))
 
 TABLE, OWNER = torch.tensor([[1, 3], [2, 0]], dtype=torch.int32), torch.tensor([0, 1, 2, 1, 0, 0], dtype=torch.int32)
@@ -164,6 +165,20 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "reject_tree": [
         (random(B, R, 7), q, torch.tensor([[0, 1, 2, 3]] * B), parent, VALID, ints(3, 4), LENGTH, 4, 0.7, 5)
         for q, parent in ((None, None), (random(B, R, 7, seed=1).softmax(-1), PARENT_ROW - 1))
+    ],
+    "draw_children": [
+        (
+            random(B, M, 7),
+            ints(3, 4),
+            torch.arange(B * M).reshape(B, M),
+            torch.arange(rows * M).reshape(rows, M),
+            3,
+            0.8,
+        )
+        for rows in (1, B)
+    ],
+    "drawn_laws": [
+        ([random(B, 1, 7), random(B, M, 7)], [DRAWN[:, :1], DRAWN], torch.tensor([[0, 2, 3], [1, 1, 3]]), 0.7)
     ],
     "counter_uniform": [(ints(3, 4), ints(0, 9), 1)],
     "counter_uniform_rows": [(ints(3, 4), torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [0, 1]]), 5)],

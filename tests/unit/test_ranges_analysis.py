@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from specc.ir import ops
-from specc.ir.build import BodyBuilder, GraphBuilder, fake
+from specc.ir.build import BodyBuilder, GraphBuilder, fake, output_values
 from specc.ir.dims import BATCH, CHUNK
 from specc.ir.interpreter import Event, Interpreter
 from specc.ir.op import REGISTRY, info
@@ -349,6 +349,45 @@ def test_an_op_says_by_metadata_what_its_results_hold(monkeypatch: pytest.Monkey
     found = analyse(b.output([first, second]))
     assert str(found.of(first)) == "[0, 8]"
     assert found.of(second) == limits(INT)
+
+
+def written_ops(nodes: int, size: int) -> GraphModule:
+    """Ops that only a backend writes, and their integer results."""
+    b = GraphBuilder(("draft",))
+    logits = b.placeholder("logits", fake((2, nodes, size), torch.float32))
+    shapes = {"history": (2, 9), "length": (2,), "root": (2,), "tokens": (2, nodes), "parent": (2, nodes), "rng": (2,)}
+    x = {name: b.placeholder(name, fake(shape, INT)) for name, shape in shapes.items()}
+    valid = b.placeholder("valid", fake((2, nodes), torch.bool))
+    looked = b.call(ops.lookup_tree, x["history"], x["length"], x["root"], nodes, 3, 2, 1, 2)
+    tree = (x["tokens"], x["parent"], valid)
+    greedy = b.call(ops.greedy_tree, b.call(ops.argmax_parts, logits, 4), *tree, nodes)
+    walked = b.call(ops.reject_tree, logits, None, *tree, x["rng"], x["length"], nodes, 0.9, 0)
+    drawn = b.call(ops.draw_children, logits, x["rng"], x["tokens"], x["tokens"], 2, 0.9)
+    best = b.call(ops.topk_log_probs, logits, 2)
+    items = [b.item(made, place) for made, count in ((looked, 3), (greedy, 4), (walked, 4)) for place in range(count)]
+    items += [b.item(drawn, 0), b.item(best, 1), b.call(ops.vocabulary_argmax, logits)]
+    return b.output(items)
+
+
+@given(seed=st.integers(0, 10**6), nodes=st.integers(2, 6), size=st.integers(2, 9))
+def test_results_of_written_ops_lie_in_their_intervals(seed: int, nodes: int, size: int) -> None:
+    module = written_ops(nodes, size)
+    made = torch.Generator().manual_seed(seed)
+    parent = torch.tensor([[-1, *(int(torch.randint(0, i, (1,), generator=made)) for i in range(1, nodes))]] * 2)
+    length, tokens = (torch.randint(0, high, shape, generator=made) for high, shape in ((9, (2,)), (size, (2, nodes))))
+    text, root = (torch.randint(-3, 4, shape, generator=made) for shape in ((2, 9), (2,)))
+    rows = [text, length, root, tokens, parent, length]
+    logits, valid = torch.randn(2, nodes, size, generator=made), torch.rand(2, nodes, generator=made) < 0.9
+    assert_sound(module, analyse(module), [logits, *rows, valid])
+
+
+def test_intervals_of_written_ops_are_narrow() -> None:
+    module = written_ops(5, 8)
+    ranges = analyse(module)
+    bounds = [(held.low.constant, held.high.constant) for held in map(ranges.of, output_values(module))]
+    assert bounds[1:3] == [(-1, 5), (0, 1)]
+    assert bounds[3:7] == [(0, 4), (0, 4), (0, 4), (-(2**31), 2**31 - 1)]
+    assert bounds[7:] == [(0, 4), (0, 4), (0, 4), *[(0, 7)] * 4]
 
 
 def test_numbers_of_python_are_integers_too() -> None:

@@ -156,30 +156,47 @@ def threshold(key, inside, k, slots, counter, phase, part, parts, PARTS: tl.cons
 @triton.jit
 def law_part(law, column, inside, temperature, k, slots, counter, part, parts, PARTS: tl.constexpr,
              SOFT: tl.constexpr, TOP_K: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
-    """(p, phase): a part of a row's law, from logits (SOFT: temperature, top k) or as it is given; 0 outside."""
+    """(p, sums, phase): a part of a row's law, from logits (SOFT: temperature, top k) or as it is given, 0 outside; the
+    sums of all parts, float64 [PARTS]."""
     phase = tl.full([], 0, tl.int32)
     raw = tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
     if SOFT:
-        scaled = tl.math.div_rn(raw, temperature)
-        own = tl.max(tl.where(inside & ~is_nan(scaled), scaled, float("-inf")), 0)
-        largest, _, _, _ = exchange(slots, counter, phase, part, own.to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS)
-        phase += 1
-        most = tl.max(tl.where(tl.arange(0, PARTS) < parts, largest, float("-inf")), 0).to(tl.float32)
         keep = inside
         if TOP_K:
             key = ordered_bits(raw).to(tl.uint32, bitcast=True) ^ 0x80000000
             least, phase = threshold(key, inside, k, slots, counter, phase, part, parts, PARTS, BITS)
             # Read again: the search needs the registers.
             raw = tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
-            scaled = tl.math.div_rn(raw, temperature)
             keep = inside & (ordered_bits(raw).to(tl.uint32, bitcast=True) ^ 0x80000000 >= least)
+        scaled = tl.math.div_rn(raw, temperature)
+        own = tl.max(tl.where(inside & ~is_nan(scaled), scaled, float("-inf")), 0)
+        own = tl.where(own == float("-inf"), -3.0e38, own)
+        weight = tl.sum(tl.where(keep, tl.exp(scaled - own), 0.0).to(tl.float64), 0)
+        largest, sums, _, _ = exchange(slots, counter, phase, part, own.to(tl.float64), weight, 0.0, 0.0, parts, PARTS)
+        phase += 1
+        largest = tl.where(tl.arange(0, PARTS) < parts, largest, -3.0e38).to(tl.float32)
+        most = tl.max(largest, 0)
+        # A NaN stays one, whatever its part is worth.
+        sums = tl.where(sums > 0.0, sums * tl.exp(largest - most).to(tl.float64), sums)
+        total = tl.sum(sums, 0)
+        sums = sums / total
         raw = tl.where(keep, tl.exp(scaled - most), 0.0)
+        raw = tl.where(inside, tl.math.div_rn(raw, total.to(tl.float32)), 0.0)
+    else:
         sums, _, _, _ = exchange(
-            slots, counter, phase, part, tl.sum(raw, 0).to(tl.float64), 0.0, 0.0, 0.0, parts, PARTS
+            slots,
+            counter,
+            phase,
+            part,
+            tl.sum(tl.where(inside, raw, 0.0).to(tl.float64), 0),
+            0.0,
+            0.0,
+            0.0,
+            parts,
+            PARTS,
         )
         phase += 1
-        raw = tl.where(inside, tl.math.div_rn(raw, tl.sum(sums, 0).to(tl.float32)), 0.0)
-    return raw, phase
+    return raw, sums, phase
 
 
 @triton.jit
@@ -200,7 +217,7 @@ def law_rows(logits, probs, slots, counters, V, stride, rows, parts, temperature
     """
     part, row = tl.program_id(0), tl.program_id(1)
     column = part * SPAN + tl.arange(0, SPAN)
-    p, _ = law_part(
+    p, _, _ = law_part(
         logits + row.to(tl.int64) * stride, column, column < V, temperature, k, slots + row * 8 * parts, counters + row,
         part, parts, PARTS, True, TOP_K, BITS,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.numbers import is_nan
 from specc.backends.triton.kernels.sampling import counter_hash, exchange, law_part, release, unit_interval
 from specc.backends.triton.kernels.vocab import is_last, ordered_bits
 
@@ -35,30 +36,39 @@ def index_of(packed, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def draw(p, column, inside, uniform, own, out, slots, counter, phase, part, parts, V, PARTS: tl.constexpr,
-         SPAN: tl.constexpr):  # fmt: skip
+def draw(p, sums, column, inside, uniform, law, out, slots, counter, phase, part, parts, V, PARTS: tl.constexpr,
+         SOFT: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
     """Stores the token at which the running sum of a row first exceeds uniform * its total (one program does).
 
-    A token of weight 0 is replaced by that of the largest weight, and a row without any mass by the index in `own`
-    (see `packed_best`).
+    sums float64 [PARTS]: what the parts of p sum up to, by any common scale. A row without any mass draws the largest
+    of `law` (the first where that is a law of logits, SOFT, that are no numbers).
     """
-    weight = tl.where(inside, p, 0.0).to(tl.float64)
-    sums, _, best, first = exchange(
-        slots, counter, phase, part, tl.sum(weight, 0), 0.0, packed_best(p, inside, part * SPAN), own, parts, PARTS
-    )
     number = tl.arange(0, PARTS)
-    ends = tl.cumsum(sums, 0)
+    ends = tl.cumsum(tl.where(number < parts, sums, 0.0), 0)
     mass = tl.sum(tl.where(number == parts - 1, ends, 0.0), 0)
-    bar = uniform * mass
-    passed = tl.sum(((ends <= bar) & (number < parts)).to(tl.int32), 0)
-    if part == tl.minimum(passed, parts - 1):
-        before = tl.sum(tl.where(number == part - 1, ends, 0.0), 0)
-        running = before + tl.cumsum(weight, 0)
-        token = tl.minimum(part * SPAN + tl.sum(((running <= bar) & inside).to(tl.int32), 0), V - 1)
-        chosen = tl.sum(tl.where(column == token, p, 0.0), 0)
-        token = tl.where(chosen > 0.0, token, index_of(best, parts, PARTS))
-        token = tl.where(mass > 0.0, token, index_of(first, parts, PARTS))
-        tl.store(out, token.to(out.dtype.element_ty))
+    if mass > 0.0:
+        bar = uniform * mass
+        place = tl.minimum(tl.sum(((ends <= bar) & (number < parts)).to(tl.int32), 0), parts - 1)
+        if part == place:
+            # The part's own sum and the one that all know are not rounded alike: compared are shares of each.
+            weight = tl.where(inside, p, 0.0).to(tl.float64)
+            inner = (bar - tl.sum(tl.where(number == part - 1, ends, 0.0), 0)) * tl.sum(weight, 0)
+            running = tl.cumsum(weight, 0) * tl.sum(tl.where(number == part, sums, 0.0), 0)
+            at = tl.sum(((running <= inner) & inside).to(tl.int32), 0)
+            # Where the sum exceeds it first a weight is positive; rounding may leave no such place.
+            if part * SPAN + at >= tl.minimum(V, (part + 1) * SPAN):
+                at = tl.argmax(tl.where(inside, p, -1.0), 0)
+            tl.store(out, (part * SPAN + at).to(out.dtype.element_ty))
+    else:
+        own = tl.load(law + column, mask=inside, other=0.0).to(tl.float32)
+        best, _, _, _ = exchange(
+            slots, counter, phase, part, packed_best(own, inside, part * SPAN), 0.0, 0.0, 0.0, parts, PARTS
+        )
+        token = index_of(best, parts, PARTS)
+        if SOFT:
+            token = tl.where(is_nan(mass), 0, token)
+        if part == 0:
+            tl.store(out, token.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -67,11 +77,11 @@ def sample_rows(weights, uniform, out, slots, counters, V, stride, rows, parts, 
     """out [R] int64: a draw from each row of weights [R,V], by uniform float64 [R]. Grid (parts, R); see `law_rows`."""
     part, row = tl.program_id(0), tl.program_id(1)
     column = part * SPAN + tl.arange(0, SPAN)
-    p = tl.load(weights + row.to(tl.int64) * stride + column, mask=column < V, other=0.0).to(tl.float32)
-    draw(
-        p, column, column < V, tl.load(uniform + row), packed_best(p, column < V, part * SPAN), out + row,
-        slots + row * 8 * parts, counters + row, tl.full([], 0, tl.int32), part, parts, V, PARTS, SPAN,
-    )  # fmt: skip
+    weights += row.to(tl.int64) * stride
+    p, sums, phase = law_part(weights, column, column < V, 1.0, 0, slots + row * 8 * parts, counters + row, part, parts,
+                              PARTS, False, False, 32)  # fmt: skip
+    draw(p, sums, column, column < V, tl.load(uniform + row), weights, out + row, slots + row * 8 * parts,
+         counters + row, phase, part, parts, V, PARTS, False, SPAN)  # fmt: skip
     release(counters, row, rows, parts, PARTS)
 
 
@@ -89,7 +99,7 @@ def depth_of(parent, node, N, TREE: tl.constexpr):
 
 
 @triton.jit
-def follow(chosen, picked, path, count, current, bonus, P, PP: tl.constexpr):
+def follow_path(chosen, picked, path, count, current, bonus, P, PP: tl.constexpr):
     """The path [P] from the root along the accepted children, and the token drawn at its end."""
     place = tl.arange(0, PP)
     at, depth, found = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32), tl.zeros([PP], tl.int32)
@@ -139,9 +149,9 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, 
     if (node == 0) | (tl.load(valid + node) != 0):
         column = part * SPAN + tl.arange(0, SPAN)
         inside = column < V
-        p, phase = law_part(law + row.to(tl.int64) * V, column, inside, temperature, k, slots, counter, part, parts,
-                            PARTS, SOFT, TOP_K, BITS)  # fmt: skip
-        own, q = packed_best(p, inside, part * SPAN), p
+        p, shares, phase = law_part(law + row.to(tl.int64) * V, column, inside, temperature, k, slots, counter, part,
+                                    parts, PARTS, SOFT, TOP_K, BITS)  # fmt: skip
+        q = p
         if USE_Q:
             q = tl.load(q_law + row.to(tl.int64) * V + column, mask=inside, other=0.0).to(tl.float32)
         state = tl.load(rng + b)
@@ -152,7 +162,7 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, 
             left, rest = rejected(p, q, hit, USE_Q)
             sums = exchange(
                 slots, counter, phase, part, tl.sum(tl.where(hit, p, 0.0), 0).to(tl.float64),
-                tl.sum(tl.where(hit, q, 0.0), 0).to(tl.float64), tl.sum(left, 0).to(tl.float64),
+                tl.sum(tl.where(hit, q, 0.0), 0).to(tl.float64), tl.sum(left.to(tl.float64), 0),
                 tl.sum(rest, 0).to(tl.float64), parts, PARTS,
             )  # fmt: skip
             phase += 1
@@ -161,7 +171,8 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, 
                 uniform = uniform * tl.sum(sums[1], 0)
             if uniform < tl.sum(sums[0], 0):
                 accepted = at
-            mass = tl.sum(sums[2], 0).to(tl.float32)
+            shares = sums[2]
+            mass = tl.sum(shares, 0).to(tl.float32)
             p = tl.math.div_rn(left, tl.where(mass > 0.0, mass, 1.0))
             if USE_Q:
                 other = tl.sum(sums[3], 0).to(tl.float32)
@@ -169,9 +180,10 @@ def reject_nodes(law, q_law, tokens, parent, valid, rng, length, slots, chosen, 
             at = tl.min(tl.where(child & (place > at), place, NB), 0)
         if accepted < 0:
             uniform = unit_interval(counter_hash(state, position, tl.full([], 0, tl.int64)))
-            draw(p, column, inside, uniform, own, picked + row, slots, counter, phase, part, parts, V, PARTS, SPAN)
+            draw(p, shares, column, inside, uniform, law + row.to(tl.int64) * V, picked + row, slots, counter, phase,
+                 part, parts, V, PARTS, SOFT, SPAN)  # fmt: skip
     if part == 0:
         tl.store(chosen + row, accepted)
     if is_last(counters, b, N * parts):
         tl.store(counters + batch + b * N + place, tl.zeros([NB], tl.int32), mask=place < N)
-        follow(chosen + b * N, picked + b * N, path + b * P, count + b, current + b, bonus + b, P, PP)
+        follow_path(chosen + b * N, picked + b * N, path + b * P, count + b, current + b, bonus + b, P, PP)

@@ -32,16 +32,42 @@ def is_last(arrived, row, parts):
 
 
 @triton.jit
+def half_keys(x, INFINITY: tl.constexpr):
+    """int32 in the order of (x, -place) of 16-bit floats: the value's bits above, its place from the end below.
+
+    INFINITY: the bits of the type's infinity; what is above it is NaN, and comes first.
+    """
+    bits = x.to(tl.int16, bitcast=True).to(tl.int32)
+    bits = tl.where(bits < 0, bits ^ 0x7FFF, bits)
+    bits = tl.where(bits == -1, 0, bits)  # -0
+    bits = tl.where((bits > INFINITY) | (bits < -INFINITY - 1), 0x7FFF, bits)
+    return (bits << 16) | (0xFFFF - tl.arange(0, x.shape[0]))
+
+
+@triton.jit
 def part_key(x, part, row, V, stride, SPAN: tl.constexpr):
     """The best of a part of a row of x as one int64, whose order is that of (value, -column)."""
     column = part * SPAN + tl.arange(0, SPAN)
-    values = tl.load(x + row.to(tl.int64) * stride + column, mask=column < V, other=float("-inf")).to(tl.float32)
-    keys = tl.where(column < V, ordered_bits(values), -2147483648)
-    best, at = tl.max(keys, 0, return_indices=True)
+    values = tl.load(x + row.to(tl.int64) * stride + column, mask=column < V, other=float("-inf"))
+    if x.dtype.element_ty.primitive_bitwidth == 16 and SPAN <= 65536:
+        # What is behind the last column is -inf too, and comes after those of the row.
+        if x.dtype.element_ty == tl.bfloat16:
+            key = tl.max(half_keys(values, 0x7F80), 0)
+            bits = key >> 16
+            best = tl.where(bits < 0, (bits << 16) | 0xFFFF, tl.where(bits == 0x7FFF, 0x7FFFFFFF, bits << 16))
+        else:
+            key = tl.max(half_keys(values, 0x7C00), 0)
+            bits = key >> 16
+            bits = tl.where(bits < 0, bits ^ 0x7FFF, bits).to(tl.int16)
+            best = ordered_bits(bits.to(tl.float16, bitcast=True).to(tl.float32))
+        at = 0xFFFF - (key & 0xFFFF)
+    else:
+        keys = tl.where(column < V, ordered_bits(values.to(tl.float32)), -2147483648)
+        best, at = tl.max(keys, 0, return_indices=True)
     return (best.to(tl.int64) << 32) + (0x7FFFFFFF - part * SPAN - at)
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def row_argmax(x, out, partial, arrived, V, parts, stride, SPAN: tl.constexpr, PARTS: tl.constexpr):
     """out [R] int64: the first index of the maximum of x [R,V]; NaN counts as the maximum. Grid (parts, R).
 
@@ -60,7 +86,7 @@ def row_argmax(x, out, partial, arrived, V, parts, stride, SPAN: tl.constexpr, P
         tl.store(out + row, 0x7FFFFFFF - (key & 0xFFFFFFFF))
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def part_argmax(x, out, V, stride, N: tl.constexpr, SPAN: tl.constexpr):
     """out int64 [B,parts,N]: what `row_argmax` has of each part of the rows of x [B*N,V]. Grid (parts, B*N)."""
     follow()
@@ -122,7 +148,7 @@ def exponentials(x, inside):
     return largest, tl.sum(tl.where(inside, tl.exp(x - base), 0.0), 0)
 
 
-@triton.jit(do_not_specialize=["stride", "K"])
+@triton.jit(do_not_specialize=["K"])
 def row_topk(scores, values, indices, partial, sums, arrived, V, parts, stride, K, KP: tl.constexpr,
              SPAN: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr, LOW: tl.constexpr,
              LAW: tl.constexpr):  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from specc.backends.triton.kernels.acceptance import judge_rows, leave_parts
 from specc.backends.triton.kernels.sampling import law_rows, uniform_rows, uniforms
 from specc.backends.triton.kernels.sampling_tree import reject_nodes, sample_rows
-from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
+from specc.backends.triton.launch.core import as_bytes, beside, interpreted, power_of_two
 from specc.backends.triton.ops.vocab import arrivals, flat_last
 
 Tensor = torch.Tensor
@@ -15,6 +16,14 @@ UNIFORM_BLOCK = 1024
 SPAN = 2048
 """Elements of a row that one program of a group has."""
 SPAN_WARPS = 4
+JUDGED_SPAN = 2048
+"""Elements of a row that one program sums up by itself."""
+LEFT_WARPS = 4
+JUDGED_WARPS = 8
+JUDGED_REGISTERS = 128
+"""As many as are needed: left alone the assembler takes 64 or 80, and spills a few."""
+HELD = 4096
+"""The largest numbers of a row that one program holds."""
 
 
 def divided(size: int) -> tuple[int, int]:
@@ -128,8 +137,10 @@ def reject_tree(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The accepted path [B,longest], its length without the root [B], its last node [B] and the token after it [B].
 
-    One launch; sums over the vocabulary are in another order than torch's.
+    Sums over the vocabulary are in another order than torch's.
     """
+    if q_law is None and kept_keys(top_k, law.shape[2]) * 16 <= HELD:
+        return judge_tree(law, tokens, parent, valid, rng, length, longest, temperature, top_k)
     batch, nodes, size = law.shape
     device = law.device
     law = law.contiguous()
@@ -175,3 +186,109 @@ def reject_tree(
         num_warps=SPAN_WARPS,
     )
     return path, count, current, bonus
+
+
+def kept_keys(top_k: int, size: int) -> int:
+    """How many of its largest numbers a part of a row leaves: some more than k, for those that tie; 1 without top_k."""
+    return power_of_two(top_k + top_k // 4) if 0 < top_k < size else 1
+
+
+def judge_tree(
+    law: Tensor,
+    tokens: Tensor,
+    parent: Tensor | None,
+    valid: Tensor,
+    rng: Tensor,
+    length: Tensor,
+    longest: int,
+    temperature: float,
+    top_k: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`reject_tree` where drafts have no law of their own: two launches, whose programs do not wait for one another."""
+    batch, nodes, size = law.shape
+    law, tokens, counted = law.contiguous(), tokens.contiguous(), as_bytes(valid, valid)
+    above = tokens if parent is None else parent.contiguous()
+    sums, held = left_parts(law, tokens, parent, counted, temperature, top_k)
+    path = torch.empty((batch, longest), dtype=torch.int64, device=law.device)
+    count, current, bonus = torch.empty((3, batch), dtype=torch.int64, device=law.device).unbind(0)
+    chosen, picked = torch.empty((2, batch, nodes), dtype=torch.int32, device=law.device).unbind(0)
+    parts, kept = sums.shape[3], kept_keys(top_k, size)
+    judge_rows[(nodes, batch)](
+        law,
+        tokens,
+        above,
+        counted,
+        rng,
+        length,
+        sums,
+        held[0],
+        held[1],
+        chosen,
+        picked,
+        arrivals(law.device, batch),
+        path,
+        count,
+        current,
+        bonus,
+        nodes,
+        size,
+        longest,
+        parts,
+        batch,
+        float(temperature or 1.0),
+        top_k,
+        SOFT=temperature > 0.0,
+        TOP_K=0 < top_k < size,
+        TREE=parent is not None,
+        NB=power_of_two(nodes),
+        PP=power_of_two(longest),
+        BITS=key_bits(law.dtype),
+        KEPT=kept,
+        PARTS=power_of_two(parts),
+        SPAN=part_of_law(size, kept),
+        num_warps=JUDGED_WARPS,
+        maxnreg=JUDGED_REGISTERS,
+        **beside(),
+    )
+    return path, count, current, bonus
+
+
+def part_of_law(size: int, kept: int) -> int:
+    """Elements of a row that one program sums up: so many that the parts leave no more numbers than one can hold."""
+    return max(min(JUDGED_SPAN, power_of_two(size)), power_of_two(-(-size * kept // HELD)))
+
+
+def left_parts(
+    law: Tensor, tokens: Tensor, parent: Tensor | None, counted: Tensor, temperature: float, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """What the parts of rows leave: sums [B,N,2,parts] and with top_k keys and columns [2,B,N,parts,kept]."""
+    batch, nodes, size = law.shape
+    kept = kept_keys(top_k, size)
+    span = part_of_law(size, kept)
+    parts = -(-size // span)
+    sums = torch.empty((batch, nodes, 2, parts), dtype=torch.float64, device=law.device)
+    held = torch.empty((2, batch, nodes, parts, kept), dtype=torch.int32, device=law.device)
+    leave_parts[(parts, nodes, batch)](
+        law,
+        tokens,
+        tokens if parent is None else parent.contiguous(),
+        counted,
+        sums,
+        held[0],
+        held[1],
+        nodes,
+        size,
+        parts,
+        float(temperature or 1.0),
+        top_k,
+        SOFT=temperature > 0.0,
+        TOP_K=0 < top_k < size,
+        TREE=parent is not None,
+        NB=power_of_two(nodes),
+        BITS=key_bits(law.dtype),
+        KEPT=kept,
+        SPAN=span,
+        num_warps=LEFT_WARPS if span <= JUDGED_SPAN else 2 * LEFT_WARPS,
+        **beside(),
+    )
+    return sums, held

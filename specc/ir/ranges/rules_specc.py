@@ -76,9 +76,9 @@ def _stable_topk(call: Call, operands: Operands) -> Value:
     return None, EVERYTHING if count is None else iv.up_to(count)
 
 
-@rule("specc::score_rank", "specc::sample_index")
+@rule("specc::score_rank", "specc::sample_index", "specc::vocabulary_argmax")
 def _last_dim(call: Call, operands: Operands) -> Value:
-    count = dim_size(call.arg(0, "scores", "weights"), -1)
+    count = dim_size(call.arg(0, "scores", "weights", "x"), -1)
     return EVERYTHING if count is None else iv.up_to(count)
 
 
@@ -92,3 +92,30 @@ def _pack_tree(call: Call, operands: Operands) -> Value:
     parent = Interval(integer(-1), candidates if candidates is not None else integer(nodes))
     source = Interval(ZERO, candidates if candidates is not None else EVERYTHING.high)
     return tokens, parent, BOOL, None, source
+
+
+@rule("specc::lookup_tree")
+def _lookup_tree(call: Call, operands: Operands) -> Value:
+    """tokens, parent, valid: tokens of the text, the root and padding with 0; a parent is a node before its child."""
+    tokens = iv.join(iv.join(operands.of(call.arg(0, "history")), operands.of(call.arg(2, "root"))), exactly(0))
+    return tokens, iv.between(-1, call.arg(3, "nodes")), BOOL
+
+
+@rule("specc::greedy_tree", "specc::reject_tree")
+def _walked_tree(call: Call, operands: Operands) -> Value:
+    """path, count, current: nodes, and how many; the next token: of parts it is made of 32 bits, whatever they hold."""
+    nodes = dim_size(call.arg(1 if call.name == "specc::greedy_tree" else 2, "tokens"), 1)
+    if nodes is None:
+        return EVERYTHING
+    within = iv.up_to(nodes)
+    if call.name == "specc::greedy_tree":
+        return within, within, within, iv.between(-(2**31), 2**31 - 1)
+    count = dim_size(call.arg(0, "law"), -1)
+    return within, within, within, EVERYTHING if count is None else iv.up_to(count)
+
+
+@rule("specc::topk_log_probs", "specc::draw_children")
+def _tokens_of_laws(call: Call, operands: Operands) -> Value:
+    count = dim_size(call.arg(0, "logits"), -1)
+    tokens = EVERYTHING if count is None else iv.up_to(count)
+    return (None, tokens) if call.name == "specc::topk_log_probs" else (tokens, None, None)

@@ -43,23 +43,31 @@ def children(
     which is a draw without replacement from q = softmax(logits / temperature) (Kool et al. 2019, Gumbel-top-k).
     `counters` (drawn only): rng [B], the position of the drawn tokens [B,M] and the purpose [B,M] of the noise.
     """
-    dtype = compute_dtype(logits.meta["val"].dtype)
-    wide = b.call(aten._to_copy.default, logits, dtype=dtype)
     law = None
     if draft.draws and counters is not None:
-        wide = b.call(aten.div.Scalar, wide, draft.temperature)
-        log_probs = b.call(aten.log_softmax.int, wide, -1, name="draft_log_law")
-        keys = b.call(aten.add.Tensor, log_probs, _gumbel(b, counters, logits.meta["val"].shape[-1]), name="perturbed")
-        _, index = _best(b, keys, count)
-        own = b.call(aten.gather.default, log_probs, -1, index, name="draft_log_prob")
-        law = _target_law(b, model, w, b.call(aten.exp.default, log_probs))
+        index, own, law = drawn(b, logits, draft.temperature, count, counters)
+        law = _target_law(b, model, w, law)
     else:
+        wide = b.call(aten._to_copy.default, logits, dtype=compute_dtype(logits.meta["val"].dtype))
         log_probs = b.call(aten.log_softmax.int, wide, -1, name="draft_log_law")
         # Rounding can leave a log-probability above 0, and a child would then score above its parent.
         own, index = _best(b, b.call(aten.clamp_max.default, log_probs, 0.0), count)
     own = b.call(aten._to_copy.default, own, dtype=torch.float32)
     own = b.call(aten.clamp_max.default, own, 0.0, name="own_log_prob")
     return Children(target_ids(b, model, w, index), own, law)
+
+
+def drawn(
+    b: GraphBuilder, logits: Node, temperature: float, count: int, counters: tuple[Node, Node, Node]
+) -> tuple[Node, Node, Node]:
+    """Ids and log-probabilities [B,M,count] of children drawn from logits [B,M,Vd], and the law [B,M,Vd]."""
+    wide = b.call(aten._to_copy.default, logits, dtype=compute_dtype(logits.meta["val"].dtype))
+    wide = b.call(aten.div.Scalar, wide, temperature)
+    log_probs = b.call(aten.log_softmax.int, wide, -1, name="draft_log_law")
+    keys = b.call(aten.add.Tensor, log_probs, _gumbel(b, counters, logits.meta["val"].shape[-1]), name="perturbed")
+    _, index = _best(b, keys, count)
+    own = b.call(aten.gather.default, log_probs, -1, index, name="draft_log_prob")
+    return index, own, b.call(aten.exp.default, log_probs)
 
 
 def _best(b: GraphBuilder, scores: Node, count: int) -> tuple[Node, Node]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specc.backends.triton.ops import cache, conv, draft, moe, pages, sampling, vocab
+from specc.backends.triton.ops import cache, conv, draft, drawing, moe, pages, sampling, vocab
 from tests.backends.triton.recorded import launched
 
 BF16, F32, F64, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int64
@@ -37,6 +37,11 @@ def vocabulary_calls(size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
                 tree = (empty(B, N), empty(B, N), valid, empty(B), empty(B), P)
                 name = f"reject_tree {top_k} {dtype} {q is None}"
                 yield name, partial(sampling.reject_tree, logits, q, *(*tree, 0.8, top_k))
+        for rows, k in ((1, 3), (3, 2)):
+            drawn = (logits[:, :rows], empty(B), empty(B, rows), empty(1, rows), k, 0.8)
+            yield f"draw_children {rows} {dtype}", partial(drawing.draw_children, *drawn)
+        sums = empty(B, N, 2, dtype=F32)
+        yield f"drawn_laws {dtype}", partial(drawing.drawn_laws, [logits] * 6, [sums] * 6, empty(B, N), 0.8)
     yield "stable_topk float64", partial(vocab.stable_topk, empty(B, N, size, dtype=F64), 4)
     yield "sample_index", partial(sampling.sample_index, empty(B, size, dtype=F32), uniform)
     yield "counter_uniform_rows", partial(sampling.counter_uniform_rows, empty(B), empty(B, 2), empty(B, 2), size)

@@ -30,7 +30,8 @@ TARGET = GPUTarget("cuda", 90, 32)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a kernel was called with: `arguments` by name, constants too. `dependent`: launched with launch_pdl."""
+    """What a kernel was called with: `arguments` by name, constants too. `dependent`: launched with launch_pdl;
+    `registers`: the most per thread."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -38,6 +39,7 @@ class Launch:
     warps: int = 4
     stages: int = 2
     dependent: bool = False
+    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def compiled(launch: Launch) -> Any:
     options: dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages}
     if launch.dependent:
         options["launch_pdl"] = True
+    if launch.registers is not None:
+        options["maxnreg"] = launch.registers
     return triton.compile(source_of(launch), target=TARGET, options=options)
 
 

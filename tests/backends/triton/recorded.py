@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.backends.triton.compiling import Launch, Resources, resources
 
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 
 
 @contextmanager
@@ -28,7 +28,8 @@ def recording() -> Iterator[list[Launch]]:
         defaults = {parameter.name: parameter.default for parameter in kernel.params if parameter.has_default}
         arguments = defaults | dict(zip(names, args, strict=False)) | kwargs
         warps, stages = options.get("num_warps", 4), options.get("num_stages", 3)
-        launches.append(Launch(kernel, tuple(grid), arguments, warps, stages, options.get("launch_pdl", False)))
+        bound = (options.get("launch_pdl", False), options.get("maxnreg"))
+        launches.append(Launch(kernel, tuple(grid), arguments, warps, stages, *bound))
 
     with patch.object(JITFunction, "run", run):
         yield launches

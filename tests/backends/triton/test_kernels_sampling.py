@@ -110,6 +110,77 @@ def test_a_walk(seed: int, chain: bool, true_q: bool, top_k: int, given_law: boo
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
 
 
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=SEEDS,
+    top_k=st.sampled_from([0, 3, 40, 70]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    kinds=st.sampled_from([None, 1, 3, 500]),
+    size=st.sampled_from([150, 4500]),
+)
+@example(seed=2, top_k=40, dtype=torch.bfloat16, kinds=1, size=4500)
+@example(seed=3, top_k=40, dtype=torch.float32, kinds=3, size=4500)
+@example(seed=4, top_k=40, dtype=torch.bfloat16, kinds=500, size=4500)
+@example(seed=5, top_k=3, dtype=torch.float32, kinds=None, size=4500)
+def test_a_walk_without_a_drafter_s_law(
+    seed: int, top_k: int, dtype: torch.dtype, kinds: int | None, size: int
+) -> None:
+    """Rows of several programs; numbers of which many tie (`kinds` different ones), more than a program leaves."""
+    case = walk_case(seed, False, False, nodes=5, size=size)
+    made = torch.Generator().manual_seed(seed)
+    likely = torch.zeros_like(case[0]).scatter(2, case[2].unsqueeze(1).expand(-1, 5, -1), 6.0)
+    if kinds is not None:
+        case[0] = torch.randint(kinds, case[0].shape, generator=made) / 64.0
+    case[0] = (case[0] + likely * (seed % 2)).to(dtype)
+    found, expected = sampling.reject_tree(*case, 0.8, top_k), ops.reject_tree(*case, 0.8, top_k)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_token_that_was_drafted_twice_counts_once() -> None:
+    """Siblings are distinct by contract; equal ones behave as in the reference all the same."""
+    logits = torch.randn(1, 4, 2100, generator=torch.Generator().manual_seed(1))
+    logits[0, 0, [7, 9]] = 9.0
+    parent, valid = torch.tensor([[-1, 0, 0, 0]]), torch.ones(1, 4, dtype=torch.bool)
+    for seed in range(12):
+        case = (torch.tensor([[0, 7, 7, 9]]), parent, valid, torch.tensor([seed]), torch.tensor([3]), 4)
+        found, expected = (where.reject_tree(logits, None, *case, 1.0, 0) for where in (sampling, ops))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_walk_over_laws_that_are_no_numbers(value: float, top_k: int) -> None:
+    """Nothing is accepted there, and the next token is the first; -inf is an impossible token."""
+    logits = torch.randn(2, 3, 2100, generator=torch.Generator().manual_seed(2))
+    logits[0, 0, 2050] = logits[1, 0, 5] = value
+    tokens, parent = torch.tensor([[0, 5, 9], [0, 5, 9]]), torch.tensor([[-1, 0, 0]] * 2)
+    case = (tokens, parent, torch.ones(2, 3, dtype=torch.bool), torch.tensor([5, 6]), torch.tensor([3, 4]), 3)
+    for q in (None, torch.full((2, 3, 2100), 1 / 2100)):
+        found, expected = (where.reject_tree(logits, q, *case, 1.0, top_k) for where in (sampling, ops))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_drafted_tokens_that_hold_all_of_the_mass(soft: bool) -> None:
+    """Nothing is left to draw: the next token is the largest of the node's own law, drafted or not."""
+    law = torch.full((1, 3, 2100), float("-inf") if soft else 0.0)
+    law[0, :, 2060], law[0, :, 30] = (1.0, 0.0) if soft else (0.75, 0.25)
+    tokens, parent = torch.tensor([[0, 30, 2060]]), torch.tensor([[-1, 0, 0]])
+    taken = 0
+    for seed in range(8):
+        case = (tokens, parent, torch.ones(1, 3, dtype=torch.bool), torch.tensor([seed]), torch.tensor([3]), 3)
+        for q in (None, torch.eye(2100)[[2060, 0, 0]].unsqueeze(0)):
+            options = (0.7, 0) if soft else (0.0, 0)
+            found, expected = (where.reject_tree(law, q, *case, *options) for where in (sampling, ops))
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            taken += int(found[1])
+    assert taken > 0
+    law = law * 0.0 if not soft else law
+    found, expected = (where.reject_tree(law, None, *case, *options) for where in (sampling, ops))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_a_law_without_mass_left() -> None:
     """Both children rejected and nothing else possible: the next token is the argmax of the node's own law."""
     law = torch.zeros(1, 3, 4)
