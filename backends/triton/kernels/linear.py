@@ -69,65 +69,103 @@ def times(x, scale, like):
 
 
 @triton.jit
-def split_product(x, weight, norm, row, token, live, hidden, x_stride, first, last, BK: tl.constexpr, KW: tl.constexpr,
-                  NORM: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """(acc [rows, tokens], sum of x^2 [tokens]) over steps first..last of BK columns, cut into KW pieces."""
-    PIECE: tl.constexpr = BK // KW
-    column = tl.arange(0, KW)[:, None, None] * PIECE + tl.arange(0, PIECE)[None, None, :]
-    w_at = weight + row.to(tl.int64)[None, :, None] * hidden + column
-    x_at = x + token.to(tl.int64)[None, :, None] * x_stride + column
-    shown = live[None, :, None]
-    acc = tl.zeros([KW, row.shape[0], token.shape[0]], tl.float32)
-    squares = tl.zeros([KW, token.shape[0], PIECE], tl.float32)
-    if NORM:  # one step ahead: it comes in pieces too small to be copied beside the products
-        scale = tl.load(norm + column + first * BK, mask=column + first * BK < hidden, other=0.0)
-    for step in range(first, last):
-        k = step * BK
-        if EVEN:
-            w = tl.load(w_at + k)
-            xs = tl.load(x_at + k, mask=shown, other=0.0)
-        else:
-            inside = column + k < hidden
-            w = tl.load(w_at + k, mask=inside, other=0.0)
-            xs = tl.load(x_at + k, mask=shown & inside, other=0.0)
-        if NORM:
-            wide = xs.to(tl.float32)
-            squares += wide * wide
-            following = tl.load(norm + column + k + BK, mask=column + k + BK < hidden, other=0.0)
-            xs = times(xs, tl.broadcast_to(scale, xs.shape), x)
-            scale = following
-        acc = dot_rows(w, tl.permute(xs, (0, 2, 1)), acc)
-    return tl.sum(acc, 0), tl.sum(tl.sum(squares, 2), 0)
+def same(x):
+    """x, two or more elements of two bytes next to each other in a thread, as something new to the compiler.
+
+    It fails on some operands that it sees to be made of pairs.
+    """
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
-def plain_product(x, weight, norm, row, token, live, hidden, x_stride, first, last, BK: tl.constexpr,
-                  NORM: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """As `split_product` with one piece."""
-    column = tl.arange(0, BK)
-    w_at = weight + row.to(tl.int64)[:, None] * hidden + column[None, :]
-    x_at = x + token.to(tl.int64)[:, None] * x_stride + column[None, :]
-    acc = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
-    squares = tl.zeros([token.shape[0], BK], tl.float32)
+def started(DEPENDENT: tl.constexpr, LATE: tl.constexpr):
+    """Wait for the kernel in front; unless LATE, the next one may then start."""
+    if DEPENDENT:
+        gdc_wait()
+        if not LATE:  # never before the wait: what starts next may then rely on all kernels but this one
+            gdc_launch_dependents()
+
+
+@triton.jit
+def halves(pairs, like):
+    """[…, 2 n] in the dtype of the pointer `like`, of two bytes, from pairs of neighbours in int32 [..., n]."""
+    if INTERPRETED:
+        low, high = (pairs & 0xFFFF).to(tl.int16), (pairs >> 16).to(tl.int16)
+    else:
+        low, high = tl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(tl.int16, tl.int16),
+                                              is_pure=True, pack=1)  # fmt: skip
+    both = tl.join(low, high).to(like.dtype.element_ty, bitcast=True)
+    if len(pairs.shape) == 2:
+        return tl.reshape(both, [pairs.shape[0], 2 * pairs.shape[1]])
+    else:
+        return tl.reshape(both, [pairs.shape[0], pairs.shape[1], 2 * pairs.shape[2]])
+
+
+@triton.jit
+def pairs_of(at, pair, first, shown, hidden, BK: tl.constexpr, EVEN: tl.constexpr):
+    """Pairs of x of a step from `first` on; beyond the last step it is again the last one, beyond the columns zeros."""
+    if EVEN:
+        return tl.load(at + tl.minimum(first, hidden // 2 - BK // 2))
+    return tl.load(at + first, mask=shown & (pair + first < hidden // 2), other=0)
+
+
+@triton.jit
+def products(boxes, w_at, row, x_at, pairs_at, column, pair, norm, shown, beside_at, written, acc, squares, hidden,
+             first, last, BK: tl.constexpr, EARLY: tl.constexpr, BOXES: tl.constexpr, NORM: tl.constexpr,
+             RESIDUAL: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
+             LATE: tl.constexpr):  # fmt: skip
+    """(acc, squares, residual) over steps first..last of BK columns, from pointers to their first step's `column`.
+
+    EARLY: the wait for the kernel in front is in the first step, so that what the compiler copies ahead, the weight,
+    comes before it. x comes after it, one step ahead in registers, where the compiler does not copy it ahead; in pairs,
+    since registers of halves would have to be packed and unpacked in every step. BOXES: the weight comes by bulk
+    copies, which loads don't wait for: a thread's own copies and loads return in the order in which they were made.
+    """
+    beside = tl.zeros(beside_at.shape, beside_at.dtype.element_ty)
+    coming = tl.zeros(pairs_at.shape, tl.int32)
+    if not EARLY:
+        started(DEPENDENT, LATE)
+        if RESIDUAL:
+            beside = tl.load(beside_at, mask=written, other=0.0)
+    normal = column if len(column.shape) > 2 else tl.arange(0, BK)
     if NORM:  # one step ahead: it comes in pieces too small to be copied beside the products
-        scale = tl.load(norm + column + first * BK, mask=column + first * BK < hidden, other=0.0)
+        scale = tl.load(norm + normal + first * BK, mask=normal + first * BK < hidden, other=0.0)
     for step in range(first, last):
         k = step * BK
-        if EVEN:
+        if BOXES and GATED:
+            w = tl.reshape(boxes.load([0, row, k]), [acc.shape[0], BK])
+        elif BOXES:
+            w = boxes.load([row, k])
+        elif EVEN:
             w = tl.load(w_at + k)
-            xs = tl.load(x_at + k, mask=live[:, None], other=0.0)
         else:
-            inside = (column + k < hidden)[None, :]
-            w = tl.load(w_at + k, mask=inside, other=0.0)
-            xs = tl.load(x_at + k, mask=live[:, None] & inside, other=0.0)
+            w = tl.load(w_at + k, mask=column + k < hidden, other=0.0)
+        if EARLY:
+            if step == first:
+                started(DEPENDENT, LATE)
+                coming = pairs_of(pairs_at, pair, step * (BK // 2), shown, hidden, BK, EVEN)
+                if RESIDUAL:
+                    beside = tl.load(beside_at, mask=written, other=0.0)
+            xs = halves(coming, x_at)
+            coming = pairs_of(pairs_at, pair, (step + 1) * (BK // 2), shown, hidden, BK, EVEN)
+        elif EVEN:
+            xs = tl.load(x_at + k, mask=shown, other=0.0)
+        else:
+            xs = tl.load(x_at + k, mask=shown & (column + k < hidden), other=0.0)
         if NORM:
             wide = xs.to(tl.float32)
             squares += wide * wide
-            following = tl.load(norm + column + k + BK, mask=column + k + BK < hidden, other=0.0)
-            xs = times(xs, tl.broadcast_to(scale[None, :], xs.shape), x)
+            following = tl.load(norm + normal + k + BK, mask=normal + k + BK < hidden, other=0.0)
+            each = scale if len(column.shape) > 2 else scale[None, :]
+            xs = times(xs, tl.broadcast_to(each, xs.shape), x_at)
             scale = following
-        acc = dot_rows(w, tl.trans(xs), acc)
-    return acc, tl.sum(squares, 1)
+        elif EARLY:
+            xs = same(xs)
+        acc = dot_rows(w, tl.trans(xs) if len(xs.shape) == 2 else tl.permute(xs, (0, 2, 1)), acc)
+    return acc, squares, beside
 
 
 @triton.jit
@@ -173,16 +211,18 @@ def merged(acc, squares, partial, arrived, at, part, SPLIT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features, hidden, x_stride, residual_stride, eps,
-           BF: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, KW: tl.constexpr, SPLIT: tl.constexpr,
-           AHEAD: tl.constexpr, THREADS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-           RESIDUAL: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr, LATE: tl.constexpr):  # fmt: skip
+def linear(x, weight, boxes, bias, norm, residual, y, partial, arrived, rows, features, hidden, x_stride, pair_stride,
+           residual_stride, eps, BF: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, KW: tl.constexpr,
+           SPLIT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, BOXES: tl.constexpr, THREADS: tl.constexpr,
+           BIAS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
+           DEPENDENT: tl.constexpr, LATE: tl.constexpr):  # fmt: skip
     """One program: BF features (their gate and up rows with GATED) of BM tokens, over one of SPLIT parts of the steps.
 
-    x [rows, hidden] and residual [rows, features] by row stride, weight [features or 2 features, hidden], y
-    [rows, features]. The last of the SPLIT programs of a tile to arrive adds their sums in order. AHEAD: columns of the
-    weight asked for before anything else. DEPENDENT: started beside the kernel in front of it, whose results (x,
-    residual) are read, and buffers written, only after it has ended.
+    x [rows, hidden] and residual [rows, features] by row stride (pair_stride: half of x's), weight [features or 2
+    features, hidden] (BOXES: a descriptor of it beside it), y [rows, features]. The last of the SPLIT programs of a
+    tile to arrive adds their sums in order. AHEAD: columns of the weight asked for before anything else. DEPENDENT:
+    started beside the kernel in front of it, whose results (x, residual) are read, and buffers written, only after it
+    has ended; see `products` for EARLY.
     """
     block, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = weight_rows(tile, features, BF, GATED)
@@ -190,22 +230,38 @@ def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features,
     first, last = part * steps, tl.minimum((part + 1) * steps, tl.cdiv(hidden, BK))
     if AHEAD > 0:
         fetch_ahead(weight, row, first * BK, hidden, row.shape[0], AHEAD, THREADS)
-    if DEPENDENT:
-        gdc_wait()
-        if not LATE:  # never before the wait: what starts next may then rely on all kernels but this one
-            gdc_launch_dependents()
     token = block * BM + tl.arange(0, BM)
     live = token < rows
     feature = tile * BF + tl.arange(0, BF)
     written = live[None, :] & (feature < features)[:, None]
-    if RESIDUAL:
-        beside = tl.load(residual + token.to(tl.int64)[None, :] * residual_stride + feature[:, None], mask=written,
-                         other=0.0).to(tl.float32)  # fmt: skip
+    beside_at = residual + token.to(tl.int64)[None, :] * residual_stride + feature[:, None]
+    w_at, x_at = weight + row.to(tl.int64) * hidden, x + token.to(tl.int64) * x_stride
+    # Without a mask: tokens that are not there are the last one again.
+    pairs_at = x.to(tl.pointer_type(tl.int32)) + tl.minimum(token, rows - 1).to(tl.int64) * pair_stride
     if KW > 1:
-        acc, squares = split_product(x, weight, norm, row, token, live, hidden, x_stride, first, last, BK, KW, NORM,
-                                     EVEN)  # fmt: skip
+        inner = tl.arange(0, KW)[:, None, None] * (BK // KW)
+        column = inner + tl.arange(0, BK // KW)[None, None, :]
+        pair = inner // 2 + tl.arange(0, BK // KW // 2)[None, None, :]
+        acc, squares, beside = products(
+            boxes, w_at[None, :, None] + column, tile * BF, x_at[None, :, None] + column,
+            pairs_at[None, :, None] + pair, column, pair, norm, live[None, :, None], beside_at, written,
+            tl.zeros([KW, row.shape[0], BM], tl.float32), tl.zeros([KW, BM, BK // KW], tl.float32), hidden, first,
+            last, BK, EARLY, False, NORM, RESIDUAL, GATED, EVEN, DEPENDENT, LATE)  # fmt: skip
+        acc, squares = tl.sum(acc, 0), tl.sum(tl.sum(squares, 2), 0)
     else:
-        acc, squares = plain_product(x, weight, norm, row, token, live, hidden, x_stride, first, last, BK, NORM, EVEN)
+        column, pair = tl.arange(0, BK)[None, :], tl.arange(0, BK // 2)[None, :]
+        acc, squares, beside = products(
+            boxes, w_at[:, None] + column, tile * BF, x_at[:, None] + column, pairs_at[:, None] + pair, column, pair,
+            norm, live[:, None], beside_at, written, tl.zeros([row.shape[0], BM], tl.float32),
+            tl.zeros([BM, BK], tl.float32), hidden, first, last, BK, EARLY, BOXES, NORM, RESIDUAL, GATED, EVEN,
+            DEPENDENT, LATE)  # fmt: skip
+        squares = tl.sum(squares, 1)
+        if BOXES and GATED:  # from all gates, all ups
+            acc = tl.reshape(tl.permute(tl.reshape(acc, [2, BF, BM]), (1, 0, 2)), [2 * BF, BM])
+    if EARLY and SPLIT > 1 and first >= last:  # a part without steps has not waited, and may be the last to arrive
+        started(DEPENDENT, LATE)
+        if RESIDUAL:
+            beside = tl.load(beside_at, mask=written, other=0.0)
     if DEPENDENT and LATE:
         gdc_launch_dependents()
     target = y + token.to(tl.int64)[None, :] * features + feature[:, None]
@@ -215,5 +271,5 @@ def linear(x, weight, bias, norm, residual, y, partial, arrived, rows, features,
         written = written & is_last
     out = finished(acc, squares, bias, row, hidden, eps, BF, BM, BIAS, NORM, GATED)
     if RESIDUAL:
-        out += beside
+        out += beside.to(tl.float32)
     tl.store(target, rounded(out, y), mask=written)

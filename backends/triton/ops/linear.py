@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from specc.backends.triton.kernels.linear import linear
 from specc.backends.triton.kernels.linear_norm import normed_rows
@@ -32,6 +33,8 @@ SMALL_ROWS = 256
 SMALL = 1 << 21
 SHARED = 200_000
 """Bytes of shared memory that a program's stages may take."""
+BULK = 16
+"""Bytes of which bulk copies want addresses and strides to be multiples."""
 COUNTERS = 1 << 16
 """Tiles times blocks of rows that can wait for programs to arrive: 4096 rows of a layer with 64 features per tile."""
 
@@ -45,7 +48,8 @@ class LinearConfig:
     `late`: the next kernel may start when the weight has been read, not at once; what it asks for ahead then comes
     while this one ends.
     `block`: rows of x that a program takes at most; more are further programs, which find the weight in the L2 cache.
-    A row's bits do not depend on it. `apart`: x is normalised by a launch of its own.
+    A row's bits do not depend on it. `apart`: x is normalised by a launch of its own. `early`: the weight's first
+    stages are on their way before x is there, in boxes (bulk copies) where the hardware can.
     """
 
     bf: int
@@ -58,6 +62,7 @@ class LinearConfig:
     late: bool = False
     block: int = 32
     apart: bool = False
+    early: bool = False
 
     def once(self, hidden: int) -> bool:
         """Whether a layer is one step: its tile of the weight is then with the program before x is there."""
@@ -65,9 +70,10 @@ class LinearConfig:
 
 
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
-STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, late=True)
-PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=8, stages=4, late=True, block=64)
+STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=5, block=16, early=True)
+PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=4, early=True)
 HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, block=64)
+WIDE_HEAD = LinearConfig(bf=128, bk=128, kw=1, split=1, warps=8, stages=3, early=True)
 NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048, block=64)
 ONCE = LinearConfig(bf=16, bk=1024, kw=4, split=1, warps=4, stages=0)
 LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
@@ -76,12 +82,12 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (576, 1536, True): ONCE,
     (1536, 576, False): replace(ONCE, bk=1536),
     (576, 49152, False): HEAD,
-    (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, late=True, block=64),
-    (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, ahead=512, late=True),
+    (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, block=64),
+    (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=2, warps=4, stages=3, block=16, early=True),
     (2048, 8208, False): STREAMED,
-    (2048, 32000, False): HEAD,
-    (2048, 128256, False): LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4),
-    (5632, 2048, False): LinearConfig(bf=16, bk=512, kw=4, split=1, warps=4, stages=4),
+    (2048, 32000, False): WIDE_HEAD,
+    (2048, 128256, False): WIDE_HEAD,
+    (5632, 2048, False): LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=5, block=16, early=True),
     (8192, 2048, False): LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8),
     (2048, 5632, True): PAIRS,
     (2048, 8192, True): PAIRS,
@@ -89,7 +95,8 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
 """By (H, F, gated): never by the number of rows, on which a row's bits may not depend.
 
 Chosen on an H200 by the time of all linear layers of a model in one graph, for 1 and 16 rows together
-(`specc bench tune --family linear`). A step of 16 rows must give each thread 8 columns at least: with less, sums of
+(`specc bench tune --family linear`); those of 2048 columns and more by whole steps, plain ones and verifies of 16
+nodes: what stands between two layers decides how early the second may start. A step of 16 rows must give each thread 8 columns at least: with less, sums of
 squares are split between threads in another way for 16 than for 32 rows (seen with 64 columns and 8 warps).
 """
 
@@ -177,6 +184,31 @@ def normed(x: Tensor, norm_weight: Tensor, eps: float, beside: bool) -> Tensor:
     return y
 
 
+def in_pairs(config: LinearConfig, x: Tensor) -> bool:
+    """Whether the wait for x is within the product, which then reads x in pairs of neighbours."""
+    return config.early and x.element_size() == 2 and (x.storage_offset() | x.stride(0) | x.shape[1]) % 2 == 0
+
+
+def stages(config: LinearConfig, owned: int, bm: int, x: Tensor) -> int:
+    """Steps whose weight (`owned` rows) and x (`bm` rows; in pairs it has one place beside them) fit in."""
+    column = config.bk * x.element_size()
+    beside = bm if in_pairs(config, x) else 0
+    return max(1, min(config.stages, (SHARED - beside * column) // ((owned + bm - beside) * column)))
+
+
+def boxed(weight: Tensor, features: int, config: LinearConfig) -> TensorDescriptor | None:
+    """A descriptor of the weight in boxes of a program's rows and a step's columns, gates and ups apart; None if it
+    can't be one: columns in pieces, addresses that bulk copies can't take."""
+    rows, hidden = weight.shape
+    ends = (weight.data_ptr() | hidden * weight.element_size()) % BULK == 0
+    if not config.early or config.kw > 1 or not ends:
+        return None
+    box = [config.bf, config.bk]
+    if rows > features:
+        return TensorDescriptor(weight, [2, features, hidden], [features * hidden, hidden, 1], [2, *box])
+    return TensorDescriptor(weight, [rows, hidden], [hidden, 1], box)
+
+
 def launch_linear(
     x: Tensor,
     weight: Tensor,
@@ -200,7 +232,7 @@ def launch_linear(
     if config.apart and norm_weight is not None:
         x, norm_weight = normed(x, norm_weight, eps, beside), None
     bm = min(config.block, power_of_two(rows, LEAST_ROWS))
-    blocks, tiles = -(-rows // bm), -(-features // config.bf)
+    blocks, tiles, owned = -(-rows // bm), -(-features // config.bf), config.bf * (1 + gated)
     operands = (
         x,
         weight,
@@ -225,23 +257,17 @@ def launch_linear(
     if config.once(hidden):
         launch_once(operands, sizes, tiles, options, left)
         return
-    owned = config.bf * (2 if gated else 1)
-    stage = (owned + bm) * config.bk * x.element_size()
-    area = blocks * tiles * config.split * (owned + 1) * bm if config.split > 1 else 0
+    boxes = boxed(weight, features, config) if in_pairs(config, x) else None
+    parts = blocks * tiles * config.split if config.split > 1 else 0
     linear[(blocks, tiles, config.split)](
-        *operands,
-        torch.empty(area, dtype=torch.float32, device=x.device) if area else y,
-        arrived(x.device) if area else y,
-        *sizes,
-        BK=config.bk,
-        SPLIT=config.split,
-        AHEAD=0 if interpreted() or hidden % 8 else config.ahead,
-        THREADS=32 * config.warps,
-        EVEN=hidden % config.bk == 0,
-        LATE=config.late,
-        num_stages=max(1, min(config.stages, SHARED // stage)),
-        **options,
-    )
+        *operands[:2], boxes or weight, *operands[2:],
+        torch.empty(parts * (owned + 1) * bm, dtype=torch.float32, device=x.device) if parts else y,
+        arrived(x.device) if parts else y,
+        *sizes[:4], x.stride(0) // 2, *sizes[4:],
+        BK=config.bk, SPLIT=config.split, AHEAD=0 if interpreted() or hidden % 8 else config.ahead,
+        EARLY=in_pairs(config, x), BOXES=boxes is not None, THREADS=32 * config.warps, EVEN=hidden % config.bk == 0,
+        LATE=config.late, num_stages=stages(config, owned, bm, x), **options,
+    )  # fmt: skip
 
 
 def composed(

@@ -1,4 +1,4 @@
-"""The linear layers' configurations compile for sm_90 without a GPU and spill nothing."""
+"""The linear layers' configurations compile for sm_90 without a GPU, spill nothing and wait where they should."""
 
 from __future__ import annotations
 
@@ -14,3 +14,18 @@ def test_configurations_spill_nothing() -> None:
     assert len(found) > 3
     assert {name: used for name, used in found.items() if used["spills"]} == {}
     assert all(16 <= used["registers"] <= 255 and used["shared"] <= 232448 for used in found.values())
+
+
+@pytest.mark.slow
+def test_the_weight_is_on_its_way_before_the_wait_and_nothing_else_is() -> None:
+    found = printed("compiled_order")
+    assert len(found) > 3
+    for name, made in found.items():
+        reads = [(kind, pointers) for kind, pointers in made["reads"]]
+        wait = reads.index(("wait", []))
+        before, after = reads[:wait], reads[wait + 1 :]
+        copies = [pointers for kind, pointers in before if kind.startswith("async")]
+        assert copies == [["boxes"]] * (made["stages"] - 1), name
+        assert [pointers for kind, pointers in before if kind == "load"] in ([], [["norm"]]), name
+        assert ("load", ["x"]) in after, name
+        assert [pointers for kind, pointers in after if kind.startswith("async")] == [["boxes"]], name

@@ -20,7 +20,9 @@ from specc.backends.triton.ops.linear import (
     SHARED,
     SMALL_ROWS,
     LinearConfig,
+    boxed,
     fused_linear,
+    in_pairs,
     launch_linear,
     linear_config,
     many,
@@ -38,6 +40,8 @@ CONFIGS = (
     LinearConfig(bf=8, bk=256, kw=4, split=1, warps=4, stages=0),
     LinearConfig(bf=16, bk=256, kw=8, split=1, warps=8, stages=0),
     LinearConfig(bf=16, bk=32, kw=1, split=2, warps=4, stages=2, block=64, apart=True),
+    LinearConfig(bf=16, bk=32, kw=1, split=1, warps=4, stages=2, early=True),
+    LinearConfig(bf=16, bk=64, kw=2, split=1, warps=4, stages=2, early=True),
 )
 
 
@@ -106,6 +110,42 @@ def test_a_norm_over_many_steps(dtype: torch.dtype, config: LinearConfig) -> Non
     x, weight = torch.randn(3, 200, generator=made).to(dtype), torch.randn(24, 200, generator=made).to(dtype)
     case = Case(x, weight, None, torch.randn(200, generator=made).to(dtype), False, None)
     assert distance(case.run(config), case.expected()) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_weight_in_boxes_gives_the_same_bits(split: int, gated: bool, normed: bool) -> None:
+    """Tiles that stand over the weight's end, columns that are no whole number of steps, a part without steps."""
+    made = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made).bfloat16()
+
+    case = Case(random(3, 72), random(40 * (1 + gated), 72) / 8, random(40 * (1 + gated)),
+                random(72) if normed else None, gated, random(3, 40))  # fmt: skip
+    plain = LinearConfig(bf=16, bk=32, kw=1, split=split, warps=4, stages=2)
+    early = replace(plain, early=True)
+    assert boxed(case.weight, 40, early) is not None
+    found = case.run(early)
+    assert distance(found, case.expected()) <= BOUNDS[torch.bfloat16]
+    assert torch.equal(found, case.run(plain))
+
+
+def test_which_weights_come_in_boxes_and_which_rows_in_pairs() -> None:
+    early = LinearConfig(bf=16, bk=32, kw=1, split=1, warps=4, stages=2, early=True)
+    weight, x = torch.empty(16, 64).bfloat16(), torch.empty(2, 64).bfloat16()
+    assert boxed(weight, 16, early) is not None
+    assert boxed(weight, 16, replace(early, early=False)) is None
+    assert boxed(weight, 16, replace(early, kw=2)) is None
+    assert boxed(torch.empty(16, 60).bfloat16(), 16, early) is None
+    assert boxed(weight.view(-1)[1:961].view(16, 60)[:, :56].contiguous()[1:], 15, early) is not None
+    assert boxed(weight.view(-1)[4:964].view(15, 64), 15, early) is None
+    assert in_pairs(early, x)
+    assert not in_pairs(early, x.float())
+    assert not in_pairs(early, torch.empty(2, 63).bfloat16())
+    assert not in_pairs(early, torch.empty(2, 65).bfloat16()[:, 1:])
+    assert not in_pairs(early, torch.empty(130).bfloat16()[1:129].view(2, 64))
 
 
 @settings(max_examples=6)

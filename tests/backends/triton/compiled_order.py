@@ -1,0 +1,58 @@
+"""What compiled linear layers read before they wait for the kernel in front: prints it as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import torch
+
+from specc.backends.triton.ops.linear import LINEAR
+from tests.backends.triton.compiled_linear import launch
+from tests.backends.triton.compiling import compiled
+from tests.backends.triton.recorded import recording
+
+POINTERS = {"x", "weight", "boxes", "bias", "norm", "residual", "partial"}
+NAME = re.compile(r"%\w+")
+READS = re.compile(r"(tt\.load|ttg\.async_copy_global_to_local|ttng\.async_tma_copy_global_to_local) (%\w+)")
+WAIT = "griddepcontrol.wait"
+
+
+def reads(ttgir: str) -> list[tuple[str, list[str]]]:
+    """(op, kernel arguments that its pointers come from) of every read of memory, and the wait, in program order.
+
+    Loops and branches are nested in this form of a kernel: what stands before the wait runs before it in the first
+    step.
+    """
+    roots: dict[str, set[str]] = {}
+    found: list[tuple[str, list[str]]] = []
+    for line in ttgir.splitlines():
+        if "tt.func" in line:
+            roots = {f"%{name}": {name} for name in POINTERS}
+            continue
+        if WAIT in line:
+            found.append(("wait", []))
+        elif read := READS.search(line):
+            found.append((read[1].split(".")[1], sorted(roots.get(read[2], set()))))
+        elif "scf.for" in line:
+            roots |= {made: roots.get(given, set()) for made, given in re.findall(r"(%\w+) = (%\w+)[,)]", line)}
+        elif made := re.match(r"\s*(%\w+)(?::\d+)? = ", line):
+            used = NAME.findall(line.split(" loc(")[0][made.end() :])
+            roots[made[1]] = set().union(*(roots.get(name, set()) for name in used))
+    return found
+
+
+def cases() -> Iterator[tuple[str, dict[str, object]]]:
+    """Every configuration of the table that loads x by hand, for one tile of rows and for two."""
+    for (hidden, features, gated), config in LINEAR.items():
+        for rows in (16, 32) if config.early else ():
+            with recording() as launches:
+                launch(hidden, features, gated, config, rows, torch.bfloat16)
+            made = compiled(launches[-1])
+            text = made.asm["ttgir"]
+            yield f"{hidden} {features} {rows} {config}", {"stages": launches[-1].stages, "reads": reads(text)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(dict(cases())))
