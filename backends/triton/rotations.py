@@ -157,13 +157,16 @@ def _nothing_between(node: Node, inside: tuple[Node, ...], operands: tuple[Any, 
 
 
 def _nothing_in_front(node: Node, inside: tuple[Node, ...], early: tuple[Any, ...]) -> None:
-    """Raises _Refused where the launch in front may write what the kernel reads before that one is done.
+    """Raises _Refused where a launch in front may make what the kernel reads before that one is done.
 
-    All others are done by then, so it is enough that a product, which is always a launch, stands between.
+    Behind a product that waits before it lets the next launch start, all in front of it is done. One with a residual or
+    gates may let it start earlier.
     """
     held = {root(item) for item in early}
     for item in reversed(_earlier(node)):
         if item.target is ops.fused_linear:
-            return
-        if item not in inside and touched(item).writes & held:
-            raise _Refused(f"`{item.name}` writes in front of them what is read early")
+            given = named_arguments(item)
+            if given["residual"] is None and given["activation"] == "none":
+                return
+        if item not in inside and (item in held or touched(item).writes & held):
+            raise _Refused(f"`{item.name}` makes what is read early in front of them")

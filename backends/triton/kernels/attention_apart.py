@@ -125,8 +125,8 @@ def attention_apart(
 ):  # fmt: skip
     """As `attention_step` over S parts: part 0 of the new columns, part p of the committed ones from (p - 1) BN on.
 
-    The length and the committed rows are read before the wait: the kernel in front must write neither (all others in
-    front of that one are done by then). Grid as there.
+    The length and the committed rows are read before the wait: the kernel in front must write neither, and must wait
+    before it lets this one start (all in front of it is done then). Grid as there.
     """
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     part, b = tl.program_id(1), tl.program_id(2)

@@ -41,14 +41,15 @@ CHANGES: dict[str, str] = {
     "single": "differ in their dtype",
     "length in front": "what is read early",
     "cache in front": "what is read early",
+    "new length in front": "what is read early",
 }
 """Changes of the graph that each leave it as it is, and what the note says."""
 
 
-def graph(change: str = "", tree: bool = True, count: bool = True, product: bool = False) -> GraphModule:
+def graph(change: str = "", tree: bool = True, count: bool = True, product: str = "") -> GraphModule:
     """A layer's attention as plan-buffers leaves it, with one change; results: o and what else is read.
 
-    `product`: between a write in front and the rest.
+    `product`: between a write in front and the rest, with a "residual" or "alone".
     """
     b = GraphBuilder(("verify",))
     kind = torch.float32
@@ -70,10 +71,14 @@ def graph(change: str = "", tree: bool = True, count: bool = True, product: bool
     number = kept if count else None
     results: list[Node] = []
     if change.endswith("in front"):
-        b.call(aten.mul_.Scalar, length if change == "length in front" else caches[1], 1)
+        if change == "new length in front":
+            length = b.call(aten.add.Tensor, length, 0)
+        else:
+            b.call(aten.mul_.Scalar, length if change == "length in front" else caches[1], 1)
         if product:
             weight = held("weight", DIM, DIM // 2)
-            results.append(b.call(ops.fused_linear, cos, weight, None, None, 0.0, "none", None))
+            residual = held("residual", BATCH, TOKENS, DIM) if product == "residual" else None
+            results.append(b.call(ops.fused_linear, cos, weight, None, None, 0.0, "none", residual))
     q = q0 if change == "q as it is" else b.call(ops.rope, q0, cos, sin)
     k = k0 if change == "k as it is" else b.call(ops.rope, k0, cos2 if change == "other angles" else cos, sin)
     if change in ("q read twice", "k read twice"):
@@ -176,11 +181,14 @@ def test_what_must_stay_stays_with_a_reason(change: str) -> None:
     assert CHANGES[change] in notes[0]
 
 
-@pytest.mark.parametrize("change", ["length in front", "cache in front"])
+@pytest.mark.parametrize("change", ["length in front", "cache in front", "new length in front"])
 def test_a_product_stands_between_the_writes_in_front_and_what_is_read_early(change: str) -> None:
-    made, notes = attention_steps(graph(change, product=True))
+    made, notes = attention_steps(graph(change, product="alone"))
     assert notes == []
     assert ops.rope_attention_ in targets(made)
+    made, notes = attention_steps(graph(change, product="residual"))
+    assert "what is read early" in notes[0]
+    assert ops.rope_attention_ not in targets(made)
 
 
 def test_prompts_keep_theirs() -> None:
