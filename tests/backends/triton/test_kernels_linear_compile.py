@@ -14,3 +14,12 @@ def test_configurations_spill_nothing() -> None:
     assert len(found) > 3
     assert {name: used for name, used in found.items() if used["spills"]} == {}
     assert all(16 <= used["registers"] <= 255 and used["shared"] <= 232448 for used in found.values())
+
+
+@pytest.mark.slow
+def test_one_step_layers_have_little_behind_their_wait() -> None:
+    """The projection in front of an attention never lets it start before its own wait."""
+    found = printed("compiled_once")
+    assert len(found) == 8
+    assert all(1 <= seen["barriers"] <= 7 for seen in found.values())
+    assert {name: seen["early"] for name, seen in found.items()} == {name: int("960" not in name) for name in found}
