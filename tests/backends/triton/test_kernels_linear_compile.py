@@ -29,3 +29,12 @@ def test_the_weight_is_on_its_way_before_the_wait_and_nothing_else_is() -> None:
         assert [pointers for kind, pointers in before if kind == "load"] in ([], [["norm"]]), name
         assert ("load", ["x"]) in after, name
         assert [pointers for kind, pointers in after if kind.startswith("async")] == [["boxes"]], name
+
+
+@pytest.mark.slow
+def test_one_step_layers_have_little_behind_their_wait() -> None:
+    """The projection in front of an attention never lets it start before its own wait."""
+    found = printed("compiled_once")
+    assert len(found) == 8
+    assert all(1 <= seen["barriers"] <= 7 for seen in found.values())
+    assert {name: seen["early"] for name, seen in found.items()} == {name: int("960" not in name) for name in found}

@@ -148,6 +148,14 @@ def test_which_weights_come_in_boxes_and_which_rows_in_pairs() -> None:
     assert not in_pairs(early, torch.empty(130).bfloat16()[1:129].view(2, 64))
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_gates_and_ups_meet_in_every_place_of_a_tile(config: LinearConfig) -> None:
+    made = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=made) for shape in ((3, 200), (2 * 37, 200), (2 * 37,)))
+    case = Case(x, weight / 14, bias, torch.randn(200, generator=made), True, torch.randn(3, 37, generator=made))
+    assert distance(case.run(config), case.expected()) <= BOUNDS[torch.float32]
+
+
 @settings(max_examples=6)
 @given(cases(most_rows=20), st.sampled_from(CONFIGS), st.data())
 def test_a_rows_bits_do_not_depend_on_the_others(case: Case, config: LinearConfig, data: st.DataObject) -> None:
