@@ -185,6 +185,20 @@ def finished(acc, squares, bias, row, hidden, eps, BF: tl.constexpr, BM: tl.cons
 
 
 @triton.jit
+def finished_apart(acc, squares, bias, first, features, hidden, eps, BF: tl.constexpr, BM: tl.constexpr,
+                   BIAS: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """As `finished` with GATED, from all gates of the features from `first` on and then all their ups."""
+    if NORM:
+        acc *= tl.rsqrt(squares / hidden + eps)[None, :]
+    if BIAS:
+        place = tl.arange(0, 2 * BF)
+        row = tl.minimum(first + place % BF, features - 1) + place // BF * features
+        acc += tl.load(bias + row).to(tl.float32)[:, None]
+    gate, up = tl.split(tl.permute(tl.reshape(acc, [2, BF, BM]), (1, 2, 0)))
+    return gate / (1 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def merged(acc, squares, partial, arrived, at, part, SPLIT: tl.constexpr):
     """(last to arrive, acc, squares): the sums of all SPLIT programs of a tile, added in order by the last to arrive.
 
@@ -256,8 +270,6 @@ def linear(x, weight, boxes, bias, norm, residual, y, partial, arrived, rows, fe
             tl.zeros([BM, BK], tl.float32), hidden, first, last, BK, EARLY, BOXES, NORM, RESIDUAL, GATED, EVEN,
             DEPENDENT, LATE)  # fmt: skip
         squares = tl.sum(squares, 1)
-        if BOXES and GATED:  # from all gates, all ups
-            acc = tl.reshape(tl.permute(tl.reshape(acc, [2, BF, BM]), (1, 0, 2)), [2 * BF, BM])
     if EARLY and SPLIT > 1 and first >= last:  # a part without steps has not waited, and may be the last to arrive
         started(DEPENDENT, LATE)
         if RESIDUAL:
@@ -269,7 +281,10 @@ def linear(x, weight, boxes, bias, norm, residual, y, partial, arrived, rows, fe
         at = block * tl.num_programs(1) + tile
         is_last, acc, squares = merged(acc, squares, partial, arrived, at, part, SPLIT)
         written = written & is_last
-    out = finished(acc, squares, bias, row, hidden, eps, BF, BM, BIAS, NORM, GATED)
+    if BOXES and GATED:
+        out = finished_apart(acc, squares, bias, tile * BF, features, hidden, eps, BF, BM, BIAS, NORM)
+    else:
+        out = finished(acc, squares, bias, row, hidden, eps, BF, BM, BIAS, NORM, GATED)
     if RESIDUAL:
         out += beside.to(tl.float32)
     tl.store(target, rounded(out, y), mask=written)

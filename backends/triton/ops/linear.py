@@ -70,7 +70,7 @@ class LinearConfig:
 
 
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
-STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=5, block=16, early=True)
+STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, early=True)
 PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=4, early=True)
 HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, block=64)
 WIDE_HEAD = LinearConfig(bf=128, bk=128, kw=1, split=1, warps=8, stages=3, early=True)
@@ -87,8 +87,8 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (2048, 8208, False): STREAMED,
     (2048, 32000, False): WIDE_HEAD,
     (2048, 128256, False): WIDE_HEAD,
-    (5632, 2048, False): LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=5, block=16, early=True),
-    (8192, 2048, False): LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8),
+    (5632, 2048, False): LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=4, early=True),
+    (8192, 2048, False): LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8, late=True),
     (2048, 5632, True): PAIRS,
     (2048, 8192, True): PAIRS,
 }
@@ -96,8 +96,9 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
 
 Chosen on an H200 by the time of all linear layers of a model in one graph, for 1 and 16 rows together
 (`specc bench tune --family linear`); those of 2048 columns and more by whole steps, plain ones and verifies of 16
-nodes: what stands between two layers decides how early the second may start. A step of 16 rows must give each thread 8 columns at least: with less, sums of
-squares are split between threads in another way for 16 than for 32 rows (seen with 64 columns and 8 warps).
+nodes: what stands between two layers decides how early the second may start. A step of 16 rows must give each thread 8
+columns at least: with less, sums of squares are split between threads in another way for 16 than for 32 rows (seen with
+64 columns and 8 warps).
 """
 
 
