@@ -94,7 +94,6 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
         (ALWAYS, TreeConfig(bv=128, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),
     ),
     (256, 256, 32): (
-        (32, TreeConfig(bv=16, bk=128, warps=2, stages=3, prepare_warps=4, prepare_bk=128)),
         (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
         (ALWAYS, TreeConfig(bv=128, bk=32, warps=8, stages=4, prepare_warps=4, prepare_bk=128)),
     ),
