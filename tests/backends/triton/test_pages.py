@@ -98,3 +98,15 @@ def test_the_decoder_writes_the_contiguous_text_to_pages_of_its_own() -> None:
             well_formed(state.block_table, state.page_owner)
             held = (state.block_table > 0).sum(1) * 16
             assert bool((held >= state.length).all())
+
+
+def test_the_rows_of_a_padded_batch_share_its_pools() -> None:
+    """What the Decoder shows of a batch that is padded for a captured step: rows are cut off, pools are whole."""
+    module = modules(Cell("pangu", "lookup tree", "path", page=16)).triton.module
+    state = module.init_state(4, "cpu")
+    shown = module.first_rows(state, 3)
+    assert shown.length.shape == (3,)
+    assert shown.block_table.shape == (3, state.block_table.shape[1])
+    assert shown.page_owner is state.page_owner
+    assert shown.k_cache is state.k_cache
+    assert module.check_state(shown) == 3
