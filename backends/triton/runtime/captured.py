@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -59,14 +60,9 @@ class Captured:
         self.stepped: Stepped | None = None
         self._captured: dict[str, torch.cuda.CUDAGraph] = {}
         self._records: dict[str, Tensor] = {}
-        self._steps: dict[str, Callable[[], Tensor]] = {
-            "step": self._speculative,
-            "plain": self._plain,
-            "flush": self._flush,
-        }
         if graphs:
             # Every row is finished in a fresh state, so that warming up changes nothing.
-            for name in self._steps:
+            for name in ("step", "plain", "flush"):
                 # Where nothing is ever pending, a flush does nothing that could be captured.
                 if name != "flush" or run_flush(self.state) is not self.state:
                     self._capture(name)
@@ -78,9 +74,13 @@ class Captured:
         other fields of Stepped or Plain.
         """
         if name not in self._captured:
-            return self._steps[name]()
+            return self._step(name)()
         self._captured[name].replay()
         return self._records[name]
+
+    def _step(self, name: str) -> Callable[[], Tensor]:
+        # No attribute holds these: graphs in a cycle of references would die whenever Python collects garbage.
+        return {"step": self._speculative, "plain": self._plain, "flush": self._flush}[name]
 
     def _speculative(self) -> Tensor:
         self.stepped = run_step(self.weights, self.state)
@@ -94,16 +94,25 @@ class Captured:
         return self.state.length
 
     def _capture(self, name: str) -> None:
-        """Warm up on another stream (kernels compile, libraries allocate), then record."""
-        function, stream = self._steps[name], torch.cuda.Stream()
+        """Warm up on another stream (kernels compile, libraries allocate), then record.
+
+        A graph that dies meanwhile, somebody else's too, would end the recording: no garbage is collected then.
+        """
+        function, stream = self._step(name), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 function()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._records[name] = function()
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                self._records[name] = function()
+        finally:
+            if collects:
+                gc.enable()
         self._captured[name] = graph
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -107,6 +109,17 @@ def prefilled(made: Modules, size: int) -> Any:
         module.take_over(steps.state, module.run_prefill(machine.weights, steps.state, ids, lengths)[0])
     steps.state.remaining.fill_(TOKENS)
     return steps
+
+
+def test_steps_that_nobody_holds_are_gone_at_once() -> None:
+    """Not when Python next collects garbage: a graph that dies while another one is captured ends the capture."""
+    made = modules(QUICK[0])
+    gc.disable()
+    try:
+        gone = weakref.ref(prefilled(made, len(PROMPTS)))
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def observed(made: Modules, state: Any, rows: slice) -> State:
