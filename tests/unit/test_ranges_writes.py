@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx import symbolic_trace
 
+from specc.ir import ops
 from specc.ir.ranges import analyse
 from specc.ir.ranges.interval import between
 from specc.passes.rewrite_negative_indices.types import record_types
@@ -77,6 +78,29 @@ def test_what_torch_does_with_storage_and_truth_is_kept(function: Callable[[torc
     low, high = held.low.constant, held.high.constant
     assert low is None or low <= int(seen.min())
     assert high is None or int(seen.max()) <= high
+
+
+def test_an_op_that_returns_nothing_leaves_its_values_in_what_it_writes() -> None:
+    def appended(x: torch.Tensor) -> torch.Tensor:
+        cache = torch.zeros_like(x)
+        ops.append_rows_(cache, torch.full_like(x[:, :3], 9), x[:, 0] * 0)
+        return cache + 0
+
+    def tabled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        table, owner = torch.zeros_like(x[:1, :4]), torch.zeros_like(x.view(-1)[:9])
+        ops.take_pages_(table, owner, x[:1, 0] * 0, None, 6, 4)
+        return table + 0, owner + 0
+
+    found = []
+    for function in (appended, tabled):
+        module = symbolic_trace(function)
+        record_types(module, [torch.ones(2, 8, dtype=INT)])
+        ranges = analyse(module)
+        found += [ranges.of(node) for node in module.graph.nodes if node.target is operator.add]
+    cache, table, owner = found
+    assert between(0, 9).within(cache) and cache.within(between(0, 9))
+    assert between(0, 8).within(table) and table.within(between(0, 9))
+    assert not owner.within(between(-100, 100))
 
 
 def test_an_assignment_by_index_is_a_write() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from specc.ir.edit import is_impure, is_loop, loop_parts
-from specc.ir.ranges.calls import call_of
+from specc.ir.ranges.calls import Call, call_of
 from specc.ir.ranges.rules import RULES
 
 # Results of these never share storage with an operand. Every other op may return a view of its tensor operands.
@@ -66,12 +67,36 @@ def _shared(node: Node, salt: int) -> Iterator[tuple[Node, Node]]:
         return
     if call is not None and not call.in_place and call.name in RULES and call.name not in _VIEWS:
         return
-    if isinstance(node.target, OpOverload) and not any(result.alias_info for result in node.target._schema.returns):
+    if _returns_no_operand(node.target):
         return
     written = call.written if call is not None else None
     operands = node.all_input_nodes if written is None else [written]
     for operand in operands:
         yield operand, node
+
+
+def _returns_no_operand(target: object) -> bool:
+    return isinstance(target, OpOverload) and not any(result.alias_info for result in target._schema.returns)
+
+
+def hides_writes(call: Call) -> bool:
+    """Whether a call writes operands of which no result is an alias: nothing else shows what it leaves there."""
+    return call.in_place and _returns_no_operand(call.node.target)
+
+
+def written_operands(call: Call) -> list[Node]:
+    """The operands that a call writes in place, by its schema where it has one; the first is `call.written`, if any."""
+    node = call.node
+    if not call.in_place:
+        return []
+    if not isinstance(node.target, OpOverload):
+        return [] if call.written is None else [call.written]
+    given: list[Any] = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given.append(call.arg(position, argument.name))
+    flat = [item for one in given for item in (one if isinstance(one, (list, tuple)) else (one,))]
+    return [item for item in flat if isinstance(item, Node)]
 
 
 def is_loop_result(node: Node) -> bool:
@@ -85,8 +110,8 @@ def _written(node: Node, salt: int) -> list[Node]:
         return []
     if not is_loop(node):
         call = call_of(node)
-        written = call.written if call is not None else None
-        return node.all_input_nodes if written is None else [written]
+        found = written_operands(call) if call is not None else []
+        return found or node.all_input_nodes
     parts = loop_parts(node)
     groups = written_groups(parts.body, salt + 1)
     return [

@@ -2,8 +2,8 @@
 
 Abstract interpretation (Cousot and Cousot 1977) over FX graphs, by the rules of `rules` and `rules_move`. Loops:
 the values carried by a loop with a short static trip count are followed iteration by iteration where they don't
-settle at once, others are widened to a fixed point and narrowed again. Writes in place (user code only) are handled
-by giving all aliases of the written tensor one interval that joins everything ever written.
+settle at once, others are widened to a fixed point and narrowed again. Writes in place are handled by giving all
+aliases of the written tensor one interval that joins everything ever written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specc.ir.op import info
 from specc.ir.port import Port, ValueRange
 from specc.ir.ranges import interval as iv
 from specc.ir.ranges import rules_move, rules_specc  # noqa: F401  (they register rules)
-from specc.ir.ranges.alias import written_groups
+from specc.ir.ranges.alias import hides_writes, written_groups, written_operands
 from specc.ir.ranges.bounds import of_declared, of_size
 from specc.ir.ranges.calls import Call, call_of, dtype_of, is_integral, value
 from specc.ir.ranges.interval import EVERYTHING, Interval, exactly
@@ -137,7 +137,20 @@ class _Run:
         if node.op == "get_attr":
             return _constant(module, str(node.target))
         call = call_of(node)
+        if call is not None and hides_writes(call):
+            self._write(call)
         return EVERYTHING if call is None else self._call(call)
+
+    def _write(self, call: Call) -> None:
+        """What an op leaves in storage that it does not return: by its rule in the first operand that it writes, where
+        it returns nothing at all, else anything of the dtype."""
+        rule = RULES.get(call.name) if value(call.node) is None else None
+        for place, operand in enumerate(written_operands(call)):
+            if operand in self.groups and is_integral(operand):
+                made = rule(call, self) if rule is not None and place == 0 else EVERYTHING
+                held = iv.fit(made if isinstance(made, Interval) else EVERYTHING, dtype_of(operand))
+                group = self.groups[operand]
+                self.written[group] = iv.join(self.written[group], held) if group in self.written else held
 
     def _call(self, call: Call) -> Value:
         if call.node.target is operator.getitem and not isinstance(value(call.args[0]), torch.Tensor):
