@@ -16,6 +16,7 @@ import triton.language as tl
 from specc.backends.triton.kernels.attention_parts import joined, leave_part, seen_parts
 from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
+from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
@@ -181,8 +182,7 @@ def attention_split(
     if PDL:
         if EARLY > 0 and not WINDOW and PAGE == 0:
             prefetch_part(k_head, v_head, length + b, part, S, R, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY)
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        follow()
     packed = tile * BM + tl.arange(0, BM)
     token, member = packed // G, packed % G
     d = tl.arange(0, DP)
@@ -233,7 +233,6 @@ def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.conste
     at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
     row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
     if PDL:  # the length is read before: the kernel in front is the attention, which does not write it
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        follow()
     result = joined(partial, lse, at, tl.minimum(d, D - 1), parts, D, PARTS)
     tl.store(out + row * D + d, rounded(result, out), mask=d < D)

@@ -15,6 +15,7 @@ import triton.language as tl
 from specc.backends.triton.kernels.attention_inputs import rotated_rows
 from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.dot import dot_rows, rounded
+from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
@@ -23,8 +24,7 @@ def follow_front(q_rows, live, q, PDL: tl.constexpr):
     else the compiler works them out behind the wait."""
     prefetch(tl.where(live, q_rows, q))
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        follow()
 
 
 @triton.jit

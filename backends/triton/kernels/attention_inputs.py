@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.dot import INTERPRETED, rounded
+from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
@@ -87,8 +88,7 @@ def rotate_and_append(
     """out [B,M,HKV*G,D]: q rotated by cos, sin [B,M,D/2]; of k, v [B,M,HKV,D] the first count[b] rows (without COUNT:
     all) go to rows length[b] + j of the caches, k rotated. Grid (B*M, HKV)."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        follow()
     row, head = tl.program_id(0), tl.program_id(1)
     b, token = (row // M).to(tl.int64), row % M
     member, one, d = tl.arange(0, GP), tl.arange(0, 1), tl.arange(0, DP)

@@ -16,6 +16,7 @@ import triton.language as tl
 from specc.backends.triton.kernels.attention import part_of, prefetch_part, softmax_step, tail_visible, whole_tile
 from specc.backends.triton.kernels.attention_inputs import rotated_rows
 from specc.backends.triton.kernels.attention_parts import leave_part
+from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
@@ -67,8 +68,7 @@ def attention_step(
     if PDL:
         if EARLY > 0:
             prefetch_part(k_head, v_head, length + b, part, S, M, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY)
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        follow()
     packed = tile * BM + tl.arange(0, BM)
     token, committed = packed // G, tl.load(length + b).to(tl.int32)
     kept = M

@@ -21,6 +21,7 @@ import triton.language as tl
 from specc.backends.triton.kernels.delta_pending import left_over, path_rows
 from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates, touch
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows, dot_vector
+from specc.backends.triton.kernels.region_math import follow
 
 SCALARS = tl.constexpr(4)
 """Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q; then one for e^G of what is
@@ -234,8 +235,7 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     """
     if PDL:
         # Phase 2 reads its own operands before it waits: they are complete when it starts.
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        follow()
     hv, b = tl.program_id(0), tl.program_id(1)
     head = hv // (HV // H)
     row = tl.arange(0, T)
