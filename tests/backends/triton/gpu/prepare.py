@@ -30,6 +30,7 @@ CELLS = (
     Cell("delta", "lookup tree", "replay", "target_only", "replay"),
     Cell("hybrid", "dynamic tree", "deferred", schedule="hybrid"),
     Cell("experts", "lookup tree", "deferred"),
+    Cell("pangu", "lookup tree", "path", page=16),
 )
 WIDE_LLAMA = {
     "num_hidden_layers": 2,
@@ -50,11 +51,13 @@ WIDE_DELTA = {
     "intermediate_size": 704,
     "vocab_size": 1000,
 }
-WIDE: Mapping[str, tuple[dict[str, object], str]] = {
-    "wide-llama": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred"),
-    "wide-delta": ({"family": "gated_deltanet", "config": WIDE_DELTA}, "windowed"),
+WIDE: Mapping[str, tuple[dict[str, object], str, int]] = {
+    "wide-llama": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 0),
+    "wide-delta": ({"family": "gated_deltanet", "config": WIDE_DELTA}, "windowed", 0),
+    "wide-pages-of-16": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 16),
+    "wide-pages-of-128": ({"family": "llama", "config": WIDE_LLAMA}, "path", 128),
 }
-"""Layers of usual widths, and capacities that attention reads in several parts."""
+"""Layers of usual widths, capacities that attention reads in several parts; the last: rows of a page, 0: no pages."""
 KINDS = {"triton32": "float32", "triton16": "bfloat16", "reference32": "float32", "reference64": "float64"}
 
 
@@ -65,8 +68,10 @@ def name_of(cell: Cell) -> str:
 
 def wide(name: str, dtype: str) -> LoadedSpec:
     """A spec of WIDE."""
-    target, commit = WIDE[name]
-    runtime = {"max_batch_size": 8, "max_sequence_length": 512, "dtype": dtype}
+    target, commit, page = WIDE[name]
+    runtime: dict[str, object] = {"max_batch_size": 8, "max_sequence_length": 512, "dtype": dtype}
+    if page:
+        runtime |= {"kv_layout": "paged", "kv_block_size": page}
     if target["family"] == "gated_deltanet":
         runtime["state_dtype"] = "float64" if dtype == "float64" else "float32"
     draft = DRAFTS["lookup tree"] | {"num_speculative_tokens": 15, "num_steps": 6, "top_k": 3}
