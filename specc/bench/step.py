@@ -6,7 +6,8 @@
 Random weights, bfloat16, one CUDA graph per step. For every case and batch: a plain step beside its floor (weights,
 states and K/V rows read once at 4.3 TB/s) and beside the case's matrix products through cuBLAS alone; verifying all
 nodes of a tree without padding; every stage alone; acceptance, commit and the next draft as one graph (what stands
-between two verifications); the whole speculative step; and both kinds of step from the host through the module's
+between two verifications), where a tree is drawn also its network and its drawing in graphs of their own (see
+`specc.bench.step_apart`); the whole speculative step; and both kinds of step from the host through the module's
 `Decoder`, read-back included. Launches are counted by the profiler over one replay. Before anything is timed the logits
 of a plain step and of a verify are compared with a float64 module of the reference backend with the same weights.
 Results: NAME.json (default: step).
@@ -41,7 +42,7 @@ from specc.bench.gpu_timing import (
     timed,
 )
 from specc.bench.results import RESULTS
-from specc.bench.step_cases import BETWEEN, CASES, Case, floor_of, weights_on
+from specc.bench.step_cases import BETWEEN, CASES, DRAWN_APART, Case, floor_of, weights_on
 from specc.bench.step_stand import Stand, brought_up, form_rows, host_row, prefilled
 from specc.driver import backend_of, compile_spec, lower_spec, module_info, run_passes
 from specc.output import make_folder, write_text
@@ -52,6 +53,7 @@ BOUND = 0.05
 """Of logits in bfloat16 against float64, relative: rounding gives 1e-2 to 3e-2 with these weights, a wrong kernel about
 1. (With weights twice as large, transformers' own bfloat16 is 0.27 off at SmolLM2's sizes.)"""
 CHECKED_CONTEXT = 96
+OWN = ("us", "launches")
 GREEDY_US, GREEDY_LAUNCHES, REJECTION_US = 15.0, 4, 40.0
 """Issue bars of acceptance, commit and building the next tree (a drafter's network apart), one row of 16 nodes."""
 
@@ -150,7 +152,11 @@ def judged(rows: Sequence[Row], stand: Stand) -> Iterator[Row]:
         row = {"form": "verify / plain", "ratio": round(ratio, 3)}
         yield row if case.verify_bar is None else row | {"bar": case.verify_bar, "met": ratio <= case.verify_bar}
     if stand.batch == 1 and stand.loaded.spec.num_nodes == 16:
-        yield from (between_bar(row, stand.loaded.spec) for row in rows if row["form"] == BETWEEN and "us" in row)
+        apart = {
+            f"own_{name}": row[name] for row in rows if row["form"] == DRAWN_APART[1] for name in OWN if name in row
+        }
+        found = [row | apart for row in rows if row["form"] == BETWEEN and "us" in row]
+        yield from (between_bar(row, stand.loaded.spec) for row in found)
 
 
 def between_bar(row: Row, spec: Spec) -> Row:

@@ -41,6 +41,9 @@ PATHS_OF_16 = (
 )  # fmt: skip
 BETWEEN = "accept + build + commit"
 """The form of what stands between two verifications, captured alone: from the logits of a tree to the next tree."""
+DRAWN_APART = (f"{BETWEEN}, network", f"{BETWEEN}, drawing", "step, drawing")
+"""Forms of a part in a graph of its own, see `specc.bench.step_apart`. Only a whole step has the laws of drawn nodes:
+in `BETWEEN` nothing reads those of the next tree."""
 
 
 def static_draft(paths: Sequence[str]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ CASES: Mapping[str, Case] = {
             for name, sampling in (("", SOFT), ("-top-50", SOFT_TOP_50))
         ),
         *(
-            Case(f"smollm2-true-q{name}", "smollm2-rejection.yaml", 512, 2048, forms=(BETWEEN,),
+            Case(f"smollm2-true-q{name}", "smollm2-rejection.yaml", 512, 2048, forms=(BETWEEN, *DRAWN_APART),
                  sections={"accept": {"method": "rejection", "rule": "true_q"}, "sampling": sampling,
                            "draft": static_draft(PATHS_OF_16)})
             for name, sampling in (("", SOFT), ("-top-50", SOFT_TOP_50))

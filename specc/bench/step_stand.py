@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from specc.bench.gpu_timing import REPLAYS, WARM_UPS, Row, Timing, nbytes
-from specc.bench.step_cases import BETWEEN, Case, full_tree, prompt_of, weights_on
+from specc.bench.step_apart import Apart
+from specc.bench.step_cases import BETWEEN, DRAWN_APART, Case, full_tree, prompt_of, weights_on
 from specc.runtime.module import GeneratedModule
 from specc.spec import LoadedSpec
 from specc.testing.tensors import tree_tensors
@@ -226,7 +227,10 @@ def launches(graph: torch.cuda.CUDAGraph) -> Launches:
 
 
 FORMS: tuple[str, ...] = ("plain", "verify", "draft", "accept", "commit", BETWEEN, "step")
-NETWORK = ("linear", "attention", "rope_attention", "delta", "conv", "tree_conv", "fused_q_rope", "fused_embedded")
+NETWORK = (
+    "linear", "attention", "rope_attention", "delta", "conv", "tree_conv", "fused_q_rope", "fused_v_nodes",
+    "fused_embedded",
+)  # fmt: skip
 """What a drafter's network launches, by the names' beginnings: not part of building a tree."""
 
 
@@ -242,13 +246,16 @@ def form_rows(stand: Stand) -> Iterator[Row]:
         "commit": stand.commit,
         BETWEEN: stand.between,
         "step": stand.step,
+        DRAWN_APART[0]: Apart(stand.module, "run_between", stand.between, network=True),
+        DRAWN_APART[1]: Apart(stand.module, "run_between", stand.between, network=False),
+        DRAWN_APART[2]: Apart(stand.module, "run_step", stand.step, network=False),
     }
     for form in stand.case.forms or FORMS:
-        if form == BETWEEN and not hasattr(stand.module, "run_between"):
+        if form in (BETWEEN, *DRAWN_APART) and not hasattr(stand.module, "run_between"):
             continue
         for slot, kept in moving:
             slot.copy_(kept)
-        if form in ("accept", BETWEEN):
+        if form in ("accept", BETWEEN, *DRAWN_APART):
             # Recurrent states have moved on since, and with them what the target says.
             stand.plant()
             stand.verify()

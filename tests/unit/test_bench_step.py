@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from specc.bench import step as bench
 from specc.bench.gpu_timing import RATE, Report
-from specc.bench.step_cases import BETWEEN, CASES, floor_of, full_tree, prompt_of
+from specc.bench.step_cases import BETWEEN, CASES, DRAWN_APART, floor_of, full_tree, prompt_of
 from specc.bench.step_stand import Launches, Stand, brought_up, host_row
 from specc.driver import compile_spec
 from specc.runtime.module import import_source
@@ -154,6 +155,16 @@ def test_what_stands_between_verifications_is_judged_without_a_drafters_network(
     assert not bench.between_bar(row | {"launches": 4, "us": 15.5}, greedy)["met"]
     assert bench.between_bar(row | {"us": 39.0}, sampled)["met"]
     assert not bench.between_bar(row | {"us": 41.0}, sampled)["met"]
+
+
+def test_drawing_that_was_measured_alone_is_what_the_bar_is_for() -> None:
+    case = replace(CASES["smollm2-true-q"], context=12, capacity=64)
+    stand: Any = SimpleNamespace(case=case, loaded=case.loaded(1), batch=1)
+    whole = {"form": BETWEEN, "us": 347.0, "launches": 93, "own_us": 164.0, "own_launches": 28}
+    drawing = {"form": DRAWN_APART[1], "us": 39.0, "launches": 20}
+    found = list(bench.judged([whole, drawing], stand))
+    assert [(row["us"], row["launches"], row["met"]) for row in found] == [(39.0, 20, True)]
+    assert [row["us"] for row in bench.judged([whole], stand)] == [164.0]
 
 
 def test_modules_are_kept_and_used_again(tmp_path: Path) -> None:
