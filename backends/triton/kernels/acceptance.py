@@ -250,10 +250,10 @@ def judge_node(law, tokens, place, child, state, position, sums, keys, columns, 
 
 
 @triton.jit
-def end_row(chosen, picked, counters, path, count, current, bonus, b, N, P, PP: tl.constexpr):
+def end_row(chosen, picked, counters, path, count, current, bonus, b, N, P, PP: tl.constexpr, NB: tl.constexpr):
     """Follows the path of a row, once all of its nodes have decided."""
     if is_last(counters, b, N):
-        follow_path(chosen + b * N, picked + b * N, path + b * P, count + b, current + b, bonus + b, P, PP)
+        follow_path(chosen + b * N, picked + b * N, path + b * P, count + b, current + b, bonus + b, N, P, PP, NB)
 
 
 @triton.jit(do_not_specialize=["k"])
@@ -296,4 +296,4 @@ def judge_rows(law, tokens, parent, valid, rng, length, sums, keys, columns, cho
                                      SPAN)  # fmt: skip
         tl.store(chosen + row, accepted)
         tl.store(picked + row, token)
-    end_row(chosen, picked, counters, path, count, current, bonus, b, N, P, PP)
+    end_row(chosen, picked, counters, path, count, current, bonus, b, N, P, PP, NB)

@@ -8,7 +8,7 @@ from specc.backends.triton.kernels.acceptance import judge_rows, leave_parts
 from specc.backends.triton.kernels.sampling import law_rows, uniform_rows, uniforms
 from specc.backends.triton.kernels.sampling_tree import reject_nodes, sample_rows
 from specc.backends.triton.launch.core import as_bytes, beside, interpreted, power_of_two
-from specc.backends.triton.ops.vocab import arrivals, flat_last
+from specc.backends.triton.ops.vocab import arrivals, flat_last, lanes, mailboxes
 
 Tensor = torch.Tensor
 
@@ -18,10 +18,14 @@ SPAN = 2048
 SPAN_WARPS = 4
 JUDGED_SPAN = 2048
 """Elements of a row that one program sums up by itself."""
+BOXES = 32
+"""Words that a program has for its exchanges: twice 16."""
 LEFT_WARPS = 4
 JUDGED_WARPS = 8
 JUDGED_REGISTERS = 128
 """As many as are needed: left alone the assembler takes 64 or 80, and spills a few."""
+SEARCHED_REGISTERS = 168
+"""With a search for the k-th largest among more than 32 parts."""
 HELD = 4096
 """The largest numbers of a row that one program holds."""
 
@@ -73,22 +77,23 @@ def sampling_probs(logits: Tensor, temperature: float, top_k: int, top_p: float,
     count, size = rows.shape
     probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     span, parts = divided(size)
+    warps = SPAN_WARPS if logits.dtype == torch.bfloat16 else 2 * SPAN_WARPS  # four spill in float32
     law_rows[(parts, count)](
         rows,
         probs,
-        torch.empty((count, 2, 4, parts), dtype=torch.float64, device=logits.device),
-        arrivals(logits.device, 2 * count),
+        *mailboxes(logits.device, count, BOXES * parts),
         size,
         rows.stride(0),
-        count,
         parts,
         float(temperature),
         top_k,
         TOP_K=0 < top_k < size,
         BITS=key_bits(logits.dtype),
-        PARTS=power_of_two(parts),
+        PARTS=lanes(parts, warps),
         SPAN=span,
-        num_warps=SPAN_WARPS if logits.dtype == torch.bfloat16 else 2 * SPAN_WARPS,  # four spill in float32
+        num_warps=warps,
+        maxnreg=JUDGED_REGISTERS,
+        **beside(),
     )
     if top_p < 1.0:
         ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
@@ -110,15 +115,14 @@ def sample_index(weights: Tensor, uniform: Tensor) -> Tensor:
         rows,
         uniform,
         out,
-        torch.empty((count, 2, 4, parts), dtype=torch.float64, device=weights.device),
-        arrivals(weights.device, 2 * count),
+        *mailboxes(weights.device, count, BOXES * parts),
         size,
         rows.stride(0),
-        count,
         parts,
-        PARTS=power_of_two(parts),
+        PARTS=lanes(parts, SPAN_WARPS),
         SPAN=span,
         num_warps=SPAN_WARPS,
+        **beside(),
     )
     return out
 
@@ -159,10 +163,10 @@ def reject_tree(
         as_bytes(valid, valid),
         rng,
         length,
-        empty(torch.float64, batch, nodes, 2, 4, parts),
+        *mailboxes(device, batch * nodes, BOXES * parts),
         chosen,
         picked,
-        arrivals(device, batch * (nodes + 1)),
+        arrivals(device, batch),
         path,
         count,
         current,
@@ -171,7 +175,6 @@ def reject_tree(
         size,
         longest,
         parts,
-        batch,
         float(temperature or 1.0),
         top_k,
         SOFT=temperature > 0.0,
@@ -181,11 +184,18 @@ def reject_tree(
         NB=power_of_two(nodes),
         PP=power_of_two(longest),
         BITS=key_bits(law.dtype),
-        PARTS=power_of_two(parts),
+        PARTS=lanes(parts, SPAN_WARPS),
         SPAN=span,
         num_warps=SPAN_WARPS,
+        maxnreg=registers(top_k, size, parts),
+        **beside(),
     )
     return path, count, current, bonus
+
+
+def registers(top_k: int, size: int, parts: int) -> int:
+    """The most registers of a thread that judges a node."""
+    return SEARCHED_REGISTERS if 0 < top_k < size and parts > 32 else JUDGED_REGISTERS
 
 
 def kept_keys(top_k: int, size: int) -> int:
@@ -247,7 +257,7 @@ def judge_tree(
         PARTS=power_of_two(parts),
         SPAN=part_of_law(size, kept),
         num_warps=JUDGED_WARPS,
-        maxnreg=JUDGED_REGISTERS,
+        maxnreg=registers(top_k, size, parts),
         **beside(),
     )
     return path, count, current, bonus

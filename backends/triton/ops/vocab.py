@@ -31,6 +31,36 @@ def arrivals(device: torch.device, rows: int) -> Tensor:
     return made[-1]
 
 
+_BOXES: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
+
+
+def mailboxes(device: torch.device, rows: int, words: int) -> tuple[Tensor, Tensor]:
+    """(boxes, turns) of rows whose programs leave each other so many words, see `kernels.sampling`; kept for good.
+
+    Zero at first. A row's numbers go on from launch to launch, so that what an earlier one has left is never taken for
+    new; rows of other sizes have boxes of their own.
+    """
+    made = _BOXES.setdefault((device, words), [])
+    if not made or made[-1][1].numel() < rows:
+        room = max(rows, 64)
+        boxes = torch.zeros((room, words), dtype=torch.int64, device=device)
+        made.append((boxes, torch.zeros(room, dtype=torch.int32, device=device)))
+    return made[-1]
+
+
+def lanes(count: int, warps: int) -> int:
+    """The room for `count` numbers that other programs leave: so much that each is held by one thread alone, or all of
+    them (two rows of 16) by every warp.
+
+    What some warps hold twice might be there for one and not yet for another, when only one of them is asked whether to
+    wait any longer.
+    """
+    size = power_of_two(count)
+    if size > 32:
+        return max(size, 32 * warps)
+    return max(size, 2 * warps) if size > 2 else size
+
+
 def part_size(size: int, least: int) -> int:
     """The elements of one part of a row: a power of two."""
     return max(min(least, power_of_two(size)), power_of_two(-(-size // MOST_PARTS)))

@@ -9,9 +9,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specc.backends.triton.ops import sampling
+from specc.backends.triton.ops import drawing, sampling
 from specc.ir import ops
 
+WARP = 32
 WORD = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(0, 10**6)
 
@@ -76,6 +77,14 @@ def test_a_draw(seed: int, size: int, uniform: float) -> None:
     assert float(weights[1, made[1]]) > 0 or float(weights[1].sum()) == 0
 
 
+def test_a_draw_at_the_end_has_a_weight() -> None:
+    """Rounding may leave no place at which the running sum exceeds the largest of all numbers below 1."""
+    weights = torch.rand(64, 40, generator=torch.Generator().manual_seed(0)) / 12
+    weights[:, 30:] = 0.0
+    made = sampling.sample_index(weights, torch.full((64,), 1 - 2**-53, dtype=torch.float64))
+    assert bool((weights.gather(1, made[:, None]) > 0).all())
+
+
 def walk_case(seed: int, chain: bool, true_q: bool, batch: int = 2, nodes: int = 6, size: int = 19) -> list[Any]:
     """Laws of a few tokens with much of the mass on drafted ones, so that nodes are accepted and rejected."""
     made = torch.Generator().manual_seed(seed)
@@ -108,6 +117,43 @@ def test_a_walk(seed: int, chain: bool, true_q: bool, top_k: int, given_law: boo
         case[0] = case[0].softmax(-1)
     made, expected = sampling.reject_tree(*case, *options), ops.reject_tree(*case, *options)
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+
+
+def test_a_walk_that_keeps_too_many_tokens_for_one_program() -> None:
+    """With so large a top_k a node is judged by a group of programs, whatever its drafts' law."""
+    drawn = 0
+    for seed in range(4):
+        made = torch.Generator().manual_seed(seed)
+        logits = torch.randn(8, 5, 700, generator=made) * 2
+        tokens = torch.cat([torch.zeros(8, 1, dtype=torch.int64), logits[:, 0].topk(4).indices], 1)
+        rng, length = (torch.randint(0, 10**6, (8,), generator=made) for _ in range(2))
+        tree = (tokens, torch.tensor([[-1, 0, 0, 0, 0]] * 8), torch.ones(8, 5, dtype=torch.bool))
+        case: Any = (logits, None, *tree, rng, length, 3, 0.5, 300)
+        found, expected = sampling.reject_tree(*case), ops.reject_tree(*case)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        drawn += int((found[2] == 0).sum())
+    assert 4 < drawn < 28
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_children_that_are_rejected_one_after_the_other(repeated: bool) -> None:
+    """Up to five of one node, likely ones by the drafter's law and seldom by the target's; what is left of both laws
+    after each of them decides the next. (Repeated: equal siblings, which are none by contract.)"""
+    most, drawn = 0, 0
+    for seed in range(6):
+        made = torch.Generator().manual_seed(seed)
+        law, q_law = (torch.softmax(torch.randn(8, 6, 19, generator=made) * 2, -1) for _ in range(2))
+        tokens = torch.cat([torch.zeros(8, 1, dtype=torch.int64), q_law[:, 0].topk(5).indices], 1)
+        if repeated:
+            tokens[:, 3] = tokens[:, 1]
+        rng, length = (torch.randint(0, 10**6, (8,), generator=made) for _ in range(2))
+        tree = (tokens, torch.tensor([[-1, 0, 0, 0, 0, 0]] * 8), torch.ones(8, 6, dtype=torch.bool))
+        case: Any = (law, q_law, *tree, rng, length, 3, 0.0, 0)
+        found, expected = sampling.reject_tree(*case), ops.reject_tree(*case)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        most, drawn = max(most, int(found[2].max())), drawn + int((found[2] == 0).sum())
+    assert most >= 4  # accepted after so many rejections
+    assert drawn > 4
 
 
 @settings(max_examples=12, deadline=None)
@@ -193,3 +239,42 @@ def test_a_law_without_mass_left() -> None:
     made, expected = sampling.reject_tree(*arguments), ops.reject_tree(*arguments)
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
     assert made[3].tolist() == [1]
+
+
+class Recorded:
+    """Stands for a kernel, and keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launches: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *_, **options: self.launches.append(options)
+
+
+@pytest.mark.parametrize("size", [3000, 6000, 12000, 16000, 32000, 49152, 100_000, 128_256, 151_936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_other_programs_leave_is_held_once_or_by_every_warp(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else some threads would wait for a word that others have seen, or go on without it."""
+    seen = Recorded()
+    for place, name in (
+        (sampling, "law_rows"), (sampling, "sample_rows"), (sampling, "reject_nodes"), (drawing, "draw_rows"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, seen)
+    monkeypatch.setattr(sampling, "interpreted", lambda: False)
+    logits, nodes, one = torch.empty(1, 4, size, dtype=dtype), torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1)
+    for top_k in (0, 50):
+        sampling.sampling_probs(logits, 0.8, top_k, 1.0, torch.float32)
+        sampling.reject_tree(logits, logits, nodes, nodes, nodes > 0, one, one, 4, 0.8, top_k)
+    sampling.sample_index(logits[:, 0], one)
+    for rows, count in ((1, 1), (1, 3), (3, 2), (4, 1), (4, 8)):
+        drawing.draw_children(logits[:, :rows], one, nodes[:, :rows], nodes[:, :rows], count, 0.8)
+        drawing.draw_children(logits.expand(4, 4, size), one.expand(4), nodes.expand(4, 4), nodes, count, 0.8)
+    for options in seen.launches:
+        threads, held = WARP * options["num_warps"], {options[name] for name in ("PARTS", "ALL") if name in options}
+        if options["PARTS"] > 1:
+            assert all(number <= WARP for number in held) or all(number >= threads for number in held)
+        if options.get("TOP_K"):
+            assert 16 * options["PARTS"] <= WARP or 16 * options["PARTS"] >= threads
+    assert len(seen.launches) == 15
