@@ -69,7 +69,7 @@ class Apart:
             for name, function in called(self.module, self.step)
             if of_network(name) != self.network
         }
-        if self.network:
+        if self.network and "F" in vars(self.module):
             made["F"] = SimpleNamespace(embedding=change(vars(self.module)["F"].embedding))
         return made
 

@@ -65,11 +65,24 @@ def test_a_part_calls_its_own_functions_and_computes_what_the_whole_step_does(ne
         assert torch.equal(token, seen[0][1])
 
 
+def test_a_module_need_not_embed_by_itself() -> None:
+    source = SOURCE.replace("import torch.nn.functional as F\n", "")
+    source = source.replace("F.embedding(torch.tensor([1, 0]), weight)", "weight[[1, 0]]")
+    module: Any = import_source(source, "specc_bench_apart")
+    Apart(module, "run_between", lambda: module.run_between(torch.eye(2), []), True)()
+    assert module.CALLS[6:] == ["linear", "v"] * 2
+    assert not hasattr(module, "F")
+
+
 def test_embeddings_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = import_source(SOURCE, "specc_bench_apart")
-    made = []
-    embedding = torch.nn.functional.embedding
-    monkeypatch.setattr(torch.nn.functional, "embedding", lambda *args: made.append(1) or embedding(*args))
+    made, embedding = list[Any](), torch.nn.functional.embedding
+
+    def counted(*args: Any) -> torch.Tensor:
+        made.append(args)
+        return embedding(*args)
+
+    monkeypatch.setattr(torch.nn.functional, "embedding", counted)
     for network, calls in ((True, 1), (False, 2)):
         made.clear()
         Apart(module, "run_between", lambda: module.run_between(torch.eye(2), []), network)()
