@@ -16,6 +16,7 @@ from specc.backends.triton.drawing import written_draws
 from specc.backends.triton.gates import joined_gates
 from specc.backends.triton.greedy import greedy_walks
 from specc.backends.triton.layers import batch_layers
+from specc.backends.triton.levels import drawn_levels
 from specc.backends.triton.lookup import written_lookups
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.projections import attention_projections
@@ -56,7 +57,7 @@ def prepared(graph: GraphModule) -> GraphModule:
     made = moved_windows(written_draws(written_lookups(greedy_walks(vocabulary_kernels(graph)))))
     for rewrite in (attention_steps, attention_projections, joined_gates, batch_layers):
         made, _ = rewrite(made)
-    return made
+    return drawn_levels(made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,18 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
         )
         for rows in (1, B)
     ],
+    "draw_embedded": [
+        (
+            random(B, M, 7),
+            ints(3, 4),
+            torch.arange(B * M).reshape(B, M),
+            torch.arange(M).reshape(1, M),
+            2,
+            0.8,
+            random(7, 5),
+            [3, 0],
+        )
+    ],
     "drawn_laws": [
         ([random(B, 1, 7), random(B, M, 7)], [DRAWN[:, :1], DRAWN], torch.tensor([[0, 2, 3], [1, 1, 3]]), 0.7)
     ],

@@ -1,7 +1,7 @@
 """Children drawn without replacement from a drafter's law, one launch a level, and those laws by node in another.
 
 Which tokens are drawn depends on sums over the vocabulary in no way, so that the programs of a row need not wait for
-one another: each finds the best of its part, the last one to arrive merges them.
+one another: each finds the best of its part, the last one merges them as they come (see `sampling` for how it knows).
 """
 
 # Triton's language, not Python's types.
@@ -13,8 +13,17 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.region_math import follow
-from specc.backends.triton.kernels.sampling import GOLDEN, counter_hash, mix, unit_interval
-from specc.backends.triton.kernels.vocab import exponentials, is_last, score_keys
+from specc.backends.triton.kernels.sampling import (
+    GOLDEN,
+    collect_word,
+    counter_hash,
+    first_tag,
+    leave_word,
+    mix,
+    shifted,
+    unit_interval,
+)
+from specc.backends.triton.kernels.vocab import exponentials, score_keys
 
 
 @triton.jit
@@ -31,23 +40,51 @@ def best_keys(keys, K: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
-def all_sums(sums, parts, PARTS: tl.constexpr):
-    """(largest, sum of exp(x - largest)) of a row, from those of its parts, float32 [2,parts]."""
-    each = tl.arange(0, PARTS)
-    maxima = tl.load(sums + each, mask=each < parts, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(sums + parts + each, mask=each < parts, other=0.0, cache_modifier=".cg")
-    largest = tl.max(maxima, 0)
-    scale = tl.where(maxima == float("-inf"), 0.0, tl.exp(maxima - largest))
-    # A part that holds a NaN has no other sum, and neither has a row.
-    return largest, tl.sum(tl.where(totals <= float("inf"), totals * scale, totals), 0)
+def leave_drawn(boxes, tag, part, best, at, x, largest, total, parts, K: tl.constexpr, KP: tl.constexpr):
+    """Leaves the K best of a part (their keys float64, columns and logits by temperature [KP]) and its sums."""
+    turn = tl.arange(0, KP)
+    bits, place, all_places = best.to(tl.int64, bitcast=True), part * K + turn, parts * K
+    leave_word(boxes + place, shifted(bits, 32), tag, turn < K)
+    leave_word(boxes + all_places + place, bits, tag, turn < K)
+    leave_word(boxes + 2 * all_places + place, at.to(tl.int64), tag, turn < K)
+    leave_word(boxes + 3 * all_places + place, x.to(tl.int32, bitcast=True).to(tl.int64), tag, turn < K)
+    sums = boxes + 4 * all_places + part
+    leave_word(sums, largest.to(tl.int32, bitcast=True).to(tl.int64), tag, None)
+    leave_word(sums + parts, total.to(tl.int32, bitcast=True).to(tl.int64), tag, None)
 
 
 @triton.jit
-def store_drawn(logits, token, log_prob, sums, row, index, largest, total, temperature, K: tl.constexpr,
-                KP: tl.constexpr):  # fmt: skip
-    """Writes what was drawn from a row: its K tokens `index` [KP], and the sums that tell its law."""
+def all_drawn(boxes, tag, parts, K: tl.constexpr, PARTS: tl.constexpr, ALL: tl.constexpr):
+    """What `leave_drawn` has left of all parts, once it is there: (keys, columns, logits) [ALL], (largest, sum of
+    exp(x - largest)) of the row."""
+    place, each, all_places = tl.arange(0, ALL), tl.arange(0, PARTS), parts * K
+    known, part = place < all_places, each < parts
+    high, low, at = tl.zeros([ALL], tl.int32), tl.zeros([ALL], tl.int32), tl.zeros([ALL], tl.int32)
+    x, maxima, totals = high, tl.zeros([PARTS], tl.int32), tl.zeros([PARTS], tl.int32)
+    waiting = tl.full([], 1, tl.int32)
+    while waiting > 0:
+        high, late = collect_word(boxes + place, tag, known)
+        low, late_2 = collect_word(boxes + all_places + place, tag, known)
+        at, late_3 = collect_word(boxes + 2 * all_places + place, tag, known)
+        x, late_4 = collect_word(boxes + 3 * all_places + place, tag, known)
+        maxima, late_5 = collect_word(boxes + 4 * all_places + each, tag, part)
+        totals, late_6 = collect_word(boxes + 4 * all_places + parts + each, tag, part)
+        waiting = tl.max(late | late_2 | late_3 | late_4, 0) | tl.max(late_5 | late_6, 0)
+    keys = ((high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)).to(tl.float64, bitcast=True)
+    keys, x = tl.where(known, keys, float("-inf")), x.to(tl.float32, bitcast=True)
+    maxima = tl.where(part, maxima.to(tl.float32, bitcast=True), float("-inf"))
+    totals = tl.where(part, totals.to(tl.float32, bitcast=True), 0.0)
+    largest = tl.max(maxima, 0)
+    scale = tl.where(maxima == float("-inf"), 0.0, tl.exp(maxima - largest))
+    # A part that holds a NaN has no other sum, and neither has a row.
+    return keys, at, x, largest, tl.sum(tl.where(totals <= float("inf"), totals * scale, totals), 0)
+
+
+@triton.jit
+def store_drawn(token, log_prob, sums, row, index, x, largest, total, K: tl.constexpr, KP: tl.constexpr):
+    """Writes what was drawn from a row: its K tokens `index` [KP], logits by temperature x [KP], and the sums that tell
+    its law."""
     turn = tl.arange(0, KP)
-    x = tl.math.div_rn(tl.load(logits + index, mask=turn < K, other=0.0).to(tl.float32), temperature)
     tl.store(token + row.to(tl.int64) * K + turn, index.to(tl.int64), mask=turn < K)
     tl.store(log_prob + row.to(tl.int64) * K + turn, x - largest - tl.log(total), mask=turn < K)
     tl.store(sums + 2 * row, largest)
@@ -55,12 +92,26 @@ def store_drawn(logits, token, log_prob, sums, row, index, largest, total, tempe
 
 
 @triton.jit
-def draw_rows(logits, rng, position, draw, token, log_prob, sums, partial_key, partial_at, partial_sums, arrived, V,
-              parts, rows, draw_stride, temperature, K: tl.constexpr, KP: tl.constexpr, SPAN: tl.constexpr,
-              PARTS: tl.constexpr, PLACES: tl.constexpr, LOW: tl.constexpr):  # fmt: skip
+def embed_drawn(table, embedded, token, row, rows, H, K: tl.constexpr, KP: tl.constexpr, PLACES: tl.constexpr,
+                PICKED: tl.constexpr, HB: tl.constexpr):  # fmt: skip
+    """Writes embedded [B,PICKED,H]: the rows of table [V,H] of a row's tokens [KP]; four bits of PLACES for each of the
+    tokens of a batch row: its place in `embedded` + 1, or 0."""
+    turn, column = tl.arange(0, KP), tl.arange(0, HB)
+    at = ((tl.full([KP], PLACES, tl.int64) >> ((row % rows * K + turn) * 4).to(tl.int64)) & 15).to(tl.int32)
+    mask = ((turn < K) & (at > 0))[:, None] & (column < H)[None, :]
+    x = tl.load(table + token.to(tl.int64)[:, None] * H + column[None, :], mask=mask, other=0.0)
+    at = (row // rows).to(tl.int64) * PICKED + at - 1
+    tl.store(embedded + at[:, None] * H + column[None, :], x, mask=mask)
+
+
+@triton.jit
+def draw_rows(logits, rng, position, draw, token, log_prob, sums, table, embedded, boxes, turns, V, parts, rows,
+              draw_stride, temperature, H, K: tl.constexpr, KP: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr,
+              ALL: tl.constexpr, LOW: tl.constexpr, PLACES: tl.constexpr, PICKED: tl.constexpr,
+              HB: tl.constexpr):  # fmt: skip
     """See `specc.ir.ops.draw_children`; logits [B,M,V], draw [B or 1,M] by `draw_stride`. Grid (parts, B M).
 
-    partial_key float64, partial_at int32 [B,M,parts,K], partial_sums float32 [B,M,2,parts].
+    boxes int64 [B M,4 K + 2,parts], turns int32 [B M]: see `sampling`. With PICKED also `draw_embedded`.
     """
     follow()
     part, row = tl.program_id(0), tl.program_id(1)
@@ -68,31 +119,30 @@ def draw_rows(logits, rng, position, draw, token, log_prob, sums, partial_key, p
     column = part * SPAN + tl.arange(0, SPAN)
     logits += row.to(tl.int64) * V
     x = tl.load(logits + column, mask=column < V, other=float("-inf")).to(tl.float32)
+    tag = first_tag(turns, row, PARTS)
     base = counter_hash(tl.load(rng + b), tl.load(position + row), tl.load(draw + b * draw_stride + row % rows))
     x = tl.math.div_rn(x, temperature)
-    largest, total = exponentials(x, column < V)
     noise = -tl.log(-tl.log(unit_interval(mix(base + (column.to(tl.int64) + 1) * GOLDEN))))
     noisy = tl.where(column < V, score_keys(x.to(tl.float64) + noise, LOW), float("-inf"))
     best, at = best_keys(noisy, K, KP)
+    largest, total = exponentials(x, column < V)
+    own = tl.gather(x, at, 0)
     at += part * SPAN
     if PARTS > 1:
-        turn, place = tl.arange(0, KP), tl.arange(0, PLACES)
-        partial_key += row * parts * K
-        partial_at += row * parts * K
-        partial_sums += row * parts * 2
-        tl.store(partial_key + part * K + turn, best, mask=turn < K)
-        tl.store(partial_at + part * K + turn, at, mask=turn < K)
-        tl.store(partial_sums + part, largest)
-        tl.store(partial_sums + parts + part, total)
-        if is_last(arrived, row, parts):
-            largest, total = all_sums(partial_sums, parts, PARTS)
-            keys = tl.load(partial_key + place, mask=place < parts * K, other=float("-inf"), cache_modifier=".cg")
-            index = tl.load(partial_at + place, mask=place < parts * K, other=0, cache_modifier=".cg")
-            _, at = best_keys(keys, K, KP)
-            at = tl.gather(index, at, 0)
-            store_drawn(logits, token, log_prob, sums, row, at, largest, total, temperature, K, KP)
+        boxes += row.to(tl.int64) * (4 * K + 2) * parts
+        leave_drawn(boxes, tag, part, best, at, own, largest, total, parts, K, KP)
+        if part == parts - 1:
+            keys, columns, logit, largest, total = all_drawn(boxes, tag, parts, K, PARTS, ALL)
+            tl.store(turns + row, tag)
+            _, place = best_keys(keys, K, KP)
+            at, own = tl.gather(columns, place, 0), tl.gather(logit, place, 0)
+            if PICKED:
+                embed_drawn(table, embedded, at, row, rows, H, K, KP, PLACES, PICKED, HB)
+            store_drawn(token, log_prob, sums, row, at, own, largest, total, K, KP)
     else:
-        store_drawn(logits, token, log_prob, sums, row, at, largest, total, temperature, K, KP)
+        if PICKED:
+            embed_drawn(table, embedded, at, row, rows, H, K, KP, PLACES, PICKED, HB)
+        store_drawn(token, log_prob, sums, row, at, own, largest, total, K, KP)
 
 
 @triton.jit

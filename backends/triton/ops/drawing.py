@@ -6,15 +6,18 @@ import torch
 
 from specc.backends.triton.kernels.drawing import draw_rows, law_of_nodes
 from specc.backends.triton.launch.core import beside, power_of_two
-from specc.backends.triton.ops.vocab import arrivals
+from specc.backends.triton.ops.vocab import lanes, mailboxes
 
 Tensor = torch.Tensor
 
 DRAWN_SPAN = 1024
 """Elements per program where there are many rows: a half of them for few rows, which leave the device idle."""
+DRAWN_WARPS = 4
 FEW_ROWS = 8
 MOST_DRAWN_PARTS = 128
 """Parts that a row is cut into, at most."""
+MOST_EMBEDDED = 14
+"""Tokens of a batch row that are embedded as they are drawn, at most: each has four bits of 63."""
 LAW_BLOCK = 2048
 MOST_LEVELS = 6
 
@@ -23,15 +26,49 @@ def draw_children(
     logits: Tensor, rng: Tensor, position: Tensor, draw: Tensor, count: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`count` distinct tokens of each row's law: (token, log_prob) [B,M,count], and sums [B,M,2]; one launch."""
+    token, log_prob, sums, _ = launch_draws(logits, rng, position, draw, count, temperature, logits, [])
+    return token, log_prob, sums
+
+
+def draw_embedded(
+    logits: Tensor,
+    rng: Tensor,
+    position: Tensor,
+    draw: Tensor,
+    count: int,
+    temperature: float,
+    table: Tensor,
+    place: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`draw_children`, and the rows of `table` of some of the tokens: [B,len(place),H]; one launch."""
+    if max(len(place), logits.shape[1] * count - 1) > MOST_EMBEDDED or len(set(place)) < len(place):
+        drawn = draw_children(logits, rng, position, draw, count, temperature)
+        return *drawn, torch.nn.functional.embedding(drawn[0].flatten(1)[:, place], table)
+    return launch_draws(logits, rng, position, draw, count, temperature, table, place)
+
+
+def launch_draws(
+    logits: Tensor,
+    rng: Tensor,
+    position: Tensor,
+    draw: Tensor,
+    count: int,
+    temperature: float,
+    table: Tensor,
+    place: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `draw_rows`."""
     batch, rows, size = logits.shape
     device = logits.device
     token = torch.empty((batch, rows, count), dtype=torch.int64, device=device)
     log_prob = torch.empty((batch, rows, count), dtype=torch.float32, device=device)
     sums = torch.empty((batch, rows, 2), dtype=torch.float32, device=device)
+    width = table.shape[1] if place else 1
+    embedded = torch.empty((batch, len(place), width), dtype=table.dtype, device=device) if place else sums
     span = DRAWN_SPAN if batch * rows > FEW_ROWS else DRAWN_SPAN // 2
     span = max(min(span, power_of_two(size)), power_of_two(-(-size // MOST_DRAWN_PARTS)), power_of_two(count))
     parts = -(-size // span)
-    split = parts > 1
+    room = lanes(parts * count, DRAWN_WARPS)
     draw_rows[(parts, batch * rows)](
         logits.contiguous(),
         rng.contiguous(),
@@ -40,25 +77,28 @@ def draw_children(
         token,
         log_prob,
         sums,
-        torch.empty((batch, rows, parts, count), dtype=torch.float64, device=device) if split else token,
-        torch.empty((batch, rows, parts, count), dtype=torch.int32, device=device) if split else token,
-        torch.empty((batch, rows, 2, parts), dtype=torch.float32, device=device) if split else sums,
-        arrivals(device, batch * rows) if split else token,
+        table.contiguous() if place else sums,
+        embedded,
+        *mailboxes(device, batch * rows, (4 * count + 2) * parts),
         size,
         parts,
         rows,
         0 if draw.shape[0] == 1 else rows,
         float(temperature),
+        width,
         K=count,
         KP=power_of_two(count),
         SPAN=span,
-        PARTS=power_of_two(parts),
-        PLACES=power_of_two(parts * count),
+        PARTS=power_of_two(parts, 32 * DRAWN_WARPS if parts > 1 and room > 32 else 1),
+        ALL=room,
         LOW=torch.finfo(torch.float64).min,
-        num_warps=4,
+        PLACES=sum((number + 1) << 4 * at for number, at in enumerate(place)),
+        PICKED=len(place),
+        HB=power_of_two(width),
+        num_warps=DRAWN_WARPS,
         **beside(),
     )
-    return token, log_prob, sums
+    return token, log_prob, sums, embedded
 
 
 def drawn_laws(logits: list[Tensor], sums: list[Tensor], row: Tensor, temperature: float) -> Tensor:

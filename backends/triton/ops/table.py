@@ -68,6 +68,7 @@ FUNCTIONS: tuple[Function, ...] = (
     draft.pack_tree,
     draft.score_rank,
     drawing.draw_children,
+    drawing.draw_embedded,
     drawing.drawn_laws,
     linear.fused_linear,
     moe.moe,

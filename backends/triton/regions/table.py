@@ -66,5 +66,6 @@ LAUNCHES: Mapping[Any, int] = {
     aten.softplus.default: 5,
     aten.rms_norm.default: 2,
     aten.where.self: 1,
+    aten.index.Tensor: 2,
     loop: 20,
 }

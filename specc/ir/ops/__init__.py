@@ -16,7 +16,7 @@ from specc.ir.ops.delta_buffer import (
 )
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, lookup_tree, pack_tree, score_rank, stable_topk
-from specc.ir.ops.drawing import draw_children, drawn_laws
+from specc.ir.ops.drawing import draw_children, draw_embedded, drawn_laws
 from specc.ir.ops.gates import token_conv_gates_, tree_conv_gates_
 from specc.ir.ops.layers import (
     append_path_layers_,
@@ -77,6 +77,7 @@ __all__ = [
     "delta_rule_verify_pending_",
     "delta_rule_verify_states",
     "draw_children",
+    "draw_embedded",
     "drawn_laws",
     "full_rows",
     "fused_linear",

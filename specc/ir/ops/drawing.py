@@ -58,6 +58,41 @@ def draw_children(
     return token, log_prob, torch.cat([largest, total], -1)
 
 
+def _embedded_fake(
+    logits: torch.Tensor,
+    rng: torch.Tensor,
+    position: torch.Tensor,
+    draw: torch.Tensor,
+    count: int,
+    temperature: float,
+    table: torch.Tensor,
+    place: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    drawn = _children_fake(logits, rng, position, draw, count, temperature)
+    return *drawn, table.new_empty((logits.shape[0], len(place), table.shape[1]))
+
+
+@op(
+    "draw_embedded(Tensor logits, Tensor rng, Tensor position, Tensor draw, int count, float temperature, "
+    "Tensor table, int[] place) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_embedded_fake,
+)
+def draw_embedded(
+    logits: torch.Tensor,
+    rng: torch.Tensor,
+    position: torch.Tensor,
+    draw: torch.Tensor,
+    count: int,
+    temperature: float,
+    table: torch.Tensor,
+    place: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`draw_children`, and the rows of table [V,H] of some of the tokens: [B,len(place),H]; `place`: among the M count
+    tokens of a batch row."""
+    token, log_prob, sums = draw_children(logits, rng, position, draw, count, temperature)
+    return token, log_prob, sums, torch.nn.functional.embedding(token.flatten(1)[:, place], table)
+
+
 def _laws_fake(
     logits: list[torch.Tensor], sums: list[torch.Tensor], row: torch.Tensor, temperature: float
 ) -> torch.Tensor:

@@ -114,8 +114,10 @@ def _walked_tree(call: Call, operands: Operands) -> Value:
     return within, within, within, EVERYTHING if count is None else iv.up_to(count)
 
 
-@rule("specc::topk_log_probs", "specc::draw_children")
+@rule("specc::topk_log_probs", "specc::draw_children", "specc::draw_embedded")
 def _tokens_of_laws(call: Call, operands: Operands) -> Value:
     count = dim_size(call.arg(0, "logits"), -1)
     tokens = EVERYTHING if count is None else iv.up_to(count)
-    return (None, tokens) if call.name == "specc::topk_log_probs" else (tokens, None, None)
+    if call.name == "specc::topk_log_probs":
+        return None, tokens
+    return (tokens, None, None, None) if call.name == "specc::draw_embedded" else (tokens, None, None)

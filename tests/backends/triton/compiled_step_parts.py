@@ -40,6 +40,8 @@ def vocabulary_calls(size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         for rows, k in ((1, 3), (3, 2)):
             drawn = (logits[:, :rows], empty(B), empty(B, rows), empty(1, rows), k, 0.8)
             yield f"draw_children {rows} {dtype}", partial(drawing.draw_children, *drawn)
+            table = empty(size, 576, dtype=dtype), list(range(rows * k))
+            yield f"draw_embedded {rows} {dtype}", partial(drawing.draw_embedded, *drawn, *table)
         sums = empty(B, N, 2, dtype=F32)
         yield f"drawn_laws {dtype}", partial(drawing.drawn_laws, [logits] * 6, [sums] * 6, empty(B, N), 0.8)
     yield "stable_topk float64", partial(vocab.stable_topk, empty(B, N, size, dtype=F64), 4)

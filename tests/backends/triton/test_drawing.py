@@ -65,6 +65,29 @@ def test_children_are_those_of_the_reference(
     torch.testing.assert_close(made[2], expected[2], rtol=2e-6, atol=0)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=SEEDS,
+    size=st.sampled_from([40, 3000]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    rows=st.integers(1, 3),
+    count=st.integers(1, 6),
+    width=st.sampled_from([1, 24]),
+    data=st.data(),
+)
+def test_children_with_their_embeddings(
+    seed: int, size: int, dtype: torch.dtype, rows: int, count: int, width: int, data: st.DataObject
+) -> None:
+    """In any order, of up to all tokens: more than a launch has bits for go through a table of their own."""
+    case = level(seed, size, dtype, rows)
+    table = torch.randn(size, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    places = data.draw(st.lists(st.integers(0, rows * count - 1), min_size=1, max_size=18, unique=seed % 3 > 0))
+    made, expected = (module.draw_embedded(*case, count, 0.8, table, places) for module in (drawing, ops))
+    assert torch.equal(made[0], expected[0])
+    torch.testing.assert_close(made[1:3], expected[1:3], rtol=2e-6, atol=4e-6)
+    assert torch.equal(made[3], expected[3])
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
 @pytest.mark.parametrize("size", [6, 2500])
