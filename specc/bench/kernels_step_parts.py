@@ -2,10 +2,10 @@
 
     python -m specc.bench.kernels_step_parts [--part NAME ...] [--output FOLDER] [--seconds S]
 
-Parts: `argmax`, `topk`, `commit`, `draft`, `law`, `walk` (the rejection walk), `spans` (the walk with parts of other
-sizes). Each case is compared with the op's reference implementation (indices exactly, numbers against float64), then
-captured in a graph over rotated inputs and timed, beside torch's own op or the reference implementation (`torch_us`).
-Results: specc/bench/results/kernels_step_parts.json.
+Parts: `argmax`, `topk`, `commit`, `draft`, `law`, `level` (a drawn level and its laws), `walk` (the rejection walk),
+`spans` (the walk with parts of other sizes). Each case is compared with the op's reference implementation (indices
+exactly, numbers against float64), then captured in a graph over rotated inputs and timed, beside torch's own op or the
+reference implementation (`torch_us`). Results: specc/bench/results/kernels_step_parts.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.backends.triton.ops import cache, draft, sampling, vocab
+from specc.backends.triton.ops import cache, draft, drawing, sampling, vocab
 from specc.bench.gpu_timing import (
     FAILURES,
     Row,
@@ -240,6 +240,44 @@ def law_part() -> Iterator[Row]:
         yield beside(row, "torch_us", [partial(ops.sample_index, weights, uniform)] * 4)
 
 
+def level_inputs(batch: int, rows: int, size: int, seed: int) -> Any:
+    """Logits of a level's nodes, and the counters of its draws."""
+    counters = [integers(*shape, high=10**6, seed=seed) for shape in ((batch,), (batch, rows), (1, rows))]
+    return normal(batch, rows, size, dtype=BF16, seed=seed), *counters
+
+
+def law_errors(given: Any) -> dict[str, float]:
+    """Laws of drawn nodes against the reference."""
+    return {"law": error(drawing.drawn_laws(*given), ops.drawn_laws(*given))}
+
+
+def level_part() -> Iterator[Row]:
+    """The draws of one level of a tree, with the embeddings of its tokens, and the laws of all nodes."""
+    for size in VOCABULARIES:
+        table = normal(size, 576, dtype=BF16)
+        for batch, rows, count in ((1, 1, 3), (1, 3, 2), (8, 3, 2)):
+            many = [level_inputs(batch, rows, size, seed) for seed in range(24)]
+            more: Any = (count, 0.8, table, list(range(rows * count - 1)))
+
+            def errors(many: Any = many, more: Any = more) -> dict[str, float]:
+                both = [(drawing.draw_embedded(*each, *more), ops.draw_embedded(*each, *more)) for each in many]
+                differing = unequal([found[at] for found, _ in both for at in (0, 3)],
+                                    [expected[at] for _, expected in both for at in (0, 3)])  # fmt: skip
+                return {"unequal": differing, "log_probs": max(error(found[1], wanted[1]) for found, wanted in both)}
+
+            label = {"case": "draw_embedded", "batch": batch, "rows": rows, "count": count, "vocabulary": size}
+            calls = [partial(drawing.draw_embedded, *each, *more) for each in many]
+            row = checked(label, errors, {"unequal": 0, "log_probs": 1e-6}, partial(list, calls), nbytes(many[0][:1]))
+            yield beside(row, "torch_us", [partial(ops.draw_embedded, *each, *more) for each in many[:4]])
+        levels = [level_inputs(1, rows, size, rows) for rows in (1, 3, 3, 3, 1)]
+        sums = [ops.draw_children(*each, 1, 0.8)[2] for each in levels]
+        given: Any = ([each[0] for each in levels], sums, torch.arange(NODES, device="cuda").clamp(max=11)[None], 0.8)
+        made: list[Any] = [partial(drawing.drawn_laws, *given)] * 8
+        label = {"case": "drawn_laws", "vocabulary": size}
+        row = checked(label, partial(law_errors, given), {"law": 1e-6}, partial(list, made))
+        yield beside(row, "torch_us", [partial(ops.drawn_laws, *given)] * 4)
+
+
 def walk_inputs(size: int, dtype: torch.dtype, true_q: bool, seed: int, batch: int = 1) -> Any:
     """Logits and a tree; half of the drafted tokens are likely ones, so that some are accepted."""
     logits = normal(batch, NODES, size, dtype=dtype, seed=seed) * 2
@@ -326,6 +364,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "draft": draft_part,
     "topk": topk_part,
     "law": law_part,
+    "level": level_part,
     "spans": spans_part,
 }
 
