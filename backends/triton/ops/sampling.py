@@ -146,14 +146,10 @@ def reject_tree(
     if q_law is None and kept_keys(top_k, law.shape[2]) * 16 <= HELD:
         return judge_tree(law, tokens, parent, valid, rng, length, longest, temperature, top_k)
     batch, nodes, size = law.shape
-    device = law.device
-    law = law.contiguous()
-
-    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    path, (count, current, bonus) = empty(torch.int64, batch, longest), empty(torch.int64, 3, batch).unbind(0)
-    chosen, picked = empty(torch.int32, 2, batch, nodes).unbind(0)
+    law, device = law.contiguous(), law.device
+    path = torch.empty((batch, longest), dtype=torch.int64, device=device)
+    count, current, bonus = torch.empty((3, batch), dtype=torch.int64, device=device).unbind(0)
+    chosen, picked = torch.empty((2, batch, nodes), dtype=torch.int32, device=device).unbind(0)
     span, parts = divided(size)
     reject_nodes[(parts, nodes, batch)](
         law,
