@@ -18,6 +18,7 @@ from specc.backends.triton.greedy import greedy_walks
 from specc.backends.triton.layers import batch_layers
 from specc.backends.triton.levels import drawn_levels
 from specc.backends.triton.lookup import written_lookups
+from specc.backends.triton.mixers import joined_mixers
 from specc.backends.triton.ops.table import KERNELS, NAMES, special, variant
 from specc.backends.triton.projections import attention_projections
 from specc.backends.triton.regions import plan
@@ -55,7 +56,7 @@ DIALECT = Dialect(
 def prepared(graph: GraphModule) -> GraphModule:
     """A step graph with the ops that only this backend has kernels for."""
     made = moved_windows(written_draws(written_lookups(greedy_walks(vocabulary_kernels(graph)))))
-    for rewrite in (attention_steps, attention_projections, joined_gates, batch_layers):
+    for rewrite in (attention_steps, attention_projections, joined_gates, joined_mixers, batch_layers):
         made, _ = rewrite(made)
     return drawn_levels(made)
 

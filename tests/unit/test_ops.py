@@ -43,6 +43,7 @@ STARTS = ints(1, 2), ints(3, 0)
 TREE = (PARENT_ROW, ops.ancestor_mask(PARENT_ROW, VALID))
 WINDOW, INPUTS, TAPS, BIAS = random(B, 3, D), random(B, R, D, seed=1), random(D, 1, 4), random(D, seed=2)
 GATES = (random(B, R, HQ), random(B, R, HQ, seed=1), random(HQ), random(HQ, seed=1), 2)
+MIXER = random(D + 2 * HQ + 3, D, seed=3)
 NARROW_POOL = STATE.bfloat16().unsqueeze(1).repeat(1, R + 1, 1, 1, 1)
 NARROW_ROWS = tuple(x.bfloat16() if place < 3 else x.float() for place, x in enumerate(ROWS))
 HIDDEN = (random(B, 1, M, C + R) > 0).to(torch.int8)
@@ -60,6 +61,14 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "token_conv_gates_": [
         (WINDOW.clone(), INPUTS[:, :1], TAPS, BIAS, live, *(x[:, :1] for x in GATES[:2]), *GATES[2:])
         for live in (None, VALID[:, :1])
+    ],
+    "linear_token_conv_gates_": [
+        (WINDOW.clone(), INPUTS[:, :1], MIXER, norm, 1e-6, TAPS, BIAS, live, *GATES[2:], D, D + HQ)
+        for norm, live in ((None, None), (random(D), VALID[:, :1]))
+    ],
+    "linear_tree_conv_gates_": [
+        (WINDOW, INPUTS, MIXER, random(D), 1e-6, TAPS, None, PARENT_ROW, *GATES[2:], D + HQ, D, kept)
+        for kept in (None, INPUTS.clone())
     ],
     "lookup_tree": [(torch.tensor([[3, 1, 2, 3, 1, 2], [4, 4, 4, 4, 4, 9]]), ints(5, 4), ints(2, 4), 5, 3, 2, 1, 3)],
     "argmax_parts": [(Q.flatten(2), span) for span in (16, 64)],

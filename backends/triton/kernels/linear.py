@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
+from specc.backends.triton.kernels.linear_beside import read_beside
 
 
 @triton.jit
@@ -113,23 +114,21 @@ def pairs_of(at, pair, first, shown, hidden, BK: tl.constexpr, EVEN: tl.constexp
 
 
 @triton.jit
-def products(boxes, w_at, row, x_at, pairs_at, column, pair, norm, shown, beside_at, written, acc, squares, hidden,
+def products(boxes, w_at, row, x_at, pairs_at, column, pair, norm, shown, given, beside, acc, squares, hidden,
              first, last, BK: tl.constexpr, EARLY: tl.constexpr, BOXES: tl.constexpr, NORM: tl.constexpr,
-             RESIDUAL: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
-             LATE: tl.constexpr):  # fmt: skip
-    """(acc, squares, residual) over steps first..last of BK columns, from pointers to their first step's `column`.
+             RESIDUAL: tl.constexpr, TAPS: tl.constexpr, TREE: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
+             DEPENDENT: tl.constexpr, LATE: tl.constexpr):  # fmt: skip
+    """(acc, squares, beside) over steps first..last of BK columns, from pointers to their first step's `column`.
 
     EARLY: the wait for the kernel in front is in the first step, so that what the compiler copies ahead, the weight,
     comes before it. x comes after it, one step ahead in registers, where the compiler does not copy it ahead; in pairs,
     since registers of halves would have to be packed and unpacked in every step. BOXES: the weight comes by bulk
     copies, which loads don't wait for: a thread's own copies and loads return in the order in which they were made.
     """
-    beside = tl.zeros(beside_at.shape, beside_at.dtype.element_ty)
     coming = tl.zeros(pairs_at.shape, tl.int32)
     if not EARLY:
         started(DEPENDENT, LATE)
-        if RESIDUAL:
-            beside = tl.load(beside_at, mask=written, other=0.0)
+        beside = read_beside(given, beside, RESIDUAL, TAPS, TREE)
     normal = column if len(column.shape) > 2 else tl.arange(0, BK)
     if NORM:  # one step ahead: it comes in pieces too small to be copied beside the products
         scale = tl.load(norm + normal + first * BK, mask=normal + first * BK < hidden, other=0.0)
@@ -147,8 +146,7 @@ def products(boxes, w_at, row, x_at, pairs_at, column, pair, norm, shown, beside
             if step == first:
                 started(DEPENDENT, LATE)
                 coming = pairs_of(pairs_at, pair, step * (BK // 2), shown, hidden, BK, EVEN)
-                if RESIDUAL:
-                    beside = tl.load(beside_at, mask=written, other=0.0)
+                beside = read_beside(given, beside, RESIDUAL, TAPS, TREE)
             xs = halves(coming, x_at)
             coming = pairs_of(pairs_at, pair, (step + 1) * (BK // 2), shown, hidden, BK, EVEN)
         elif EVEN:
@@ -248,7 +246,8 @@ def linear(x, weight, boxes, bias, norm, residual, y, partial, arrived, rows, fe
     live = token < rows
     feature = tile * BF + tl.arange(0, BF)
     written = live[None, :] & (feature < features)[:, None]
-    beside_at = residual + token.to(tl.int64)[None, :] * residual_stride + feature[:, None]
+    given = (residual + token.to(tl.int64)[None, :] * residual_stride + feature[:, None], written)
+    beside = (tl.zeros([BF, BM], residual.dtype.element_ty),)
     w_at, x_at = weight + row.to(tl.int64) * hidden, x + token.to(tl.int64) * x_stride
     # Without a mask: tokens that are not there are the last one again.
     pairs_at = x.to(tl.pointer_type(tl.int32)) + tl.minimum(token, rows - 1).to(tl.int64) * pair_stride
@@ -258,22 +257,21 @@ def linear(x, weight, boxes, bias, norm, residual, y, partial, arrived, rows, fe
         pair = inner // 2 + tl.arange(0, BK // KW // 2)[None, None, :]
         acc, squares, beside = products(
             boxes, w_at[None, :, None] + column, tile * BF, x_at[None, :, None] + column,
-            pairs_at[None, :, None] + pair, column, pair, norm, live[None, :, None], beside_at, written,
+            pairs_at[None, :, None] + pair, column, pair, norm, live[None, :, None], given, beside,
             tl.zeros([KW, row.shape[0], BM], tl.float32), tl.zeros([KW, BM, BK // KW], tl.float32), hidden, first,
-            last, BK, EARLY, False, NORM, RESIDUAL, GATED, EVEN, DEPENDENT, LATE)  # fmt: skip
+            last, BK, EARLY, False, NORM, RESIDUAL, 0, False, GATED, EVEN, DEPENDENT, LATE)  # fmt: skip
         acc, squares = tl.sum(acc, 0), tl.sum(tl.sum(squares, 2), 0)
     else:
         column, pair = tl.arange(0, BK)[None, :], tl.arange(0, BK // 2)[None, :]
         acc, squares, beside = products(
             boxes, w_at[:, None] + column, tile * BF, x_at[:, None] + column, pairs_at[:, None] + pair, column, pair,
-            norm, live[:, None], beside_at, written, tl.zeros([row.shape[0], BM], tl.float32),
-            tl.zeros([BM, BK], tl.float32), hidden, first, last, BK, EARLY, BOXES, NORM, RESIDUAL, GATED, EVEN,
-            DEPENDENT, LATE)  # fmt: skip
+            norm, live[:, None], given, beside, tl.zeros([row.shape[0], BM], tl.float32),
+            tl.zeros([BM, BK], tl.float32), hidden, first, last, BK, EARLY, BOXES, NORM, RESIDUAL, 0, False, GATED,
+            EVEN, DEPENDENT, LATE)  # fmt: skip
         squares = tl.sum(squares, 1)
     if EARLY and SPLIT > 1 and first >= last:  # a part without steps has not waited, and may be the last to arrive
         started(DEPENDENT, LATE)
-        if RESIDUAL:
-            beside = tl.load(beside_at, mask=written, other=0.0)
+        beside = read_beside(given, beside, RESIDUAL, 0, False)
     if DEPENDENT and LATE:
         gdc_launch_dependents()
     target = y + token.to(tl.int64)[None, :] * features + feature[:, None]
@@ -286,5 +284,5 @@ def linear(x, weight, boxes, bias, norm, residual, y, partial, arrived, rows, fe
     else:
         out = finished(acc, squares, bias, row, hidden, eps, BF, BM, BIAS, NORM, GATED)
     if RESIDUAL:
-        out += beside.to(tl.float32)
+        out += beside[0].to(tl.float32)
     tl.store(target, rounded(out, y), mask=written)

@@ -71,7 +71,7 @@ class LinearConfig:
 
 FLOAT32 = LinearConfig(bf=32, bk=32, kw=1, split=1, warps=4, stages=3)
 STREAMED = LinearConfig(bf=64, bk=256, kw=1, split=1, warps=4, stages=4, early=True)
-PAIRS = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=4, early=True)
+PAIRS = LinearConfig(bf=32, bk=256, kw=1, split=1, warps=4, stages=3, block=16, early=True)
 HEAD = LinearConfig(bf=64, bk=128, kw=1, split=1, warps=4, stages=5, block=64)
 WIDE_HEAD = LinearConfig(bf=128, bk=128, kw=1, split=1, warps=8, stages=3, early=True)
 NARROW = LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=4, ahead=2048, block=64)
@@ -82,12 +82,12 @@ LINEAR: Mapping[tuple[int, int, bool], LinearConfig] = {
     (576, 1536, True): ONCE,
     (1536, 576, False): replace(ONCE, bk=1536),
     (576, 49152, False): HEAD,
-    (2048, 2048, False): LinearConfig(bf=16, bk=256, kw=4, split=1, warps=4, stages=8, block=64),
+    (2048, 2048, False): LinearConfig(bf=16, bk=512, kw=4, split=1, warps=4, stages=4, block=16),
     (2048, 3072, False): LinearConfig(bf=64, bk=256, kw=1, split=2, warps=4, stages=3, block=16, early=True),
     (2048, 8208, False): STREAMED,
     (2048, 32000, False): WIDE_HEAD,
     (2048, 128256, False): WIDE_HEAD,
-    (5632, 2048, False): LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=4, early=True),
+    (5632, 2048, False): LinearConfig(bf=64, bk=256, kw=1, split=4, warps=4, stages=5, early=True),
     (8192, 2048, False): LinearConfig(bf=64, bk=64, kw=1, split=4, warps=4, stages=8, late=True),
     (2048, 5632, True): PAIRS,
     (2048, 8192, True): PAIRS,

@@ -17,7 +17,12 @@ from specc.ir.ops.delta_buffer import (
 from specc.ir.ops.delta_verify import delta_rule_verify, delta_rule_verify_pending, delta_rule_verify_states
 from specc.ir.ops.draft import int_table, lookup_tree, pack_tree, score_rank, stable_topk
 from specc.ir.ops.drawing import draw_children, draw_embedded, drawn_laws
-from specc.ir.ops.gates import token_conv_gates_, tree_conv_gates_
+from specc.ir.ops.gates import (
+    linear_token_conv_gates_,
+    linear_tree_conv_gates_,
+    token_conv_gates_,
+    tree_conv_gates_,
+)
 from specc.ir.ops.layers import (
     append_path_layers_,
     commit_path_layers_,
@@ -85,6 +90,8 @@ __all__ = [
     "int_table",
     "iota",
     "joined_rows",
+    "linear_token_conv_gates_",
+    "linear_tree_conv_gates_",
     "lookup_tree",
     "masked_attention",
     "moe",

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import torch
 
 from specc.backends.triton.ops.linear import LINEAR
+from specc.backends.triton.ops.linear_conv import linear_token_conv_gates_, linear_tree_conv_gates_
 from tests.backends.triton.compiled_linear import launch
 from tests.backends.triton.compiling import compiled
 from tests.backends.triton.recorded import recording
 
 POINTERS = {"x", "weight", "boxes", "bias", "norm", "residual", "partial"}
+POINTERS |= {"window", "taps", "parent", "moves", "a_log", "dt_bias"}  # of a projection with its convolution
 NAME = re.compile(r"%\w+")
 READS = re.compile(r"(tt\.load|ttg\.async_copy_global_to_local|ttng\.async_tma_copy_global_to_local) (%\w+)")
 WAIT = "griddepcontrol.wait"
@@ -54,5 +56,22 @@ def cases() -> Iterator[tuple[str, dict[str, object]]]:
             yield f"{hidden} {features} {rows} {config}", {"stages": launches[-1].stages, "reads": reads(text)}
 
 
+def mixers() -> Iterator[tuple[str, dict[str, object]]]:
+    """GDN-1.3B's projection with its convolution and gates, for a token and for the nodes of a tree."""
+    weight, taps, heads = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((8208, 2048), (6144, 1, 4), (8,)))
+    window, norm = torch.empty(1, 3, 6144, dtype=torch.bfloat16), torch.empty(2048, dtype=torch.bfloat16)
+    for nodes in (1, 16):
+        x, product = torch.empty(1, nodes, 2048, dtype=torch.bfloat16), (weight, norm, 1e-6, taps, None)
+        with recording() as launches:
+            if nodes == 1:
+                live = torch.ones(1, 1, dtype=torch.bool)
+                linear_token_conv_gates_(window, x, *product, live, heads, heads, 1, 6144, 6152)
+            else:
+                parent_row = torch.zeros(1, nodes, dtype=torch.int64)
+                linear_tree_conv_gates_(window, x, *product, parent_row, heads, heads, 1, 6144, 6152, None)
+        text = compiled(launches[-1]).asm["ttgir"]
+        yield f"mixer {nodes}", {"stages": launches[-1].stages, "reads": reads(text)}
+
+
 if __name__ == "__main__":
-    print(json.dumps(dict(cases())))
+    print(json.dumps(dict(cases()) | dict(mixers())))

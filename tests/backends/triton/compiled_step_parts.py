@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specc.backends.triton.ops import cache, conv, draft, drawing, moe, pages, sampling, vocab
+from specc.backends.triton.ops import cache, conv, draft, drawing, linear_conv, moe, pages, sampling, vocab
 from tests.backends.triton.recorded import launched
 
 BF16, F32, F64, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int64
@@ -63,6 +63,14 @@ def row_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "token's gates", partial(conv.token_conv_gates_, window, rows[0], weight, None, live, *rows[1:], *gates)
     kept = empty(B, N, 6144, dtype=BF16)
     yield "nodes' gates", partial(conv.tree_conv_gates_, window, mixed, weight, None, empty(B, N), a, b, *gates, kept)
+    product = (empty(8208, 2048, dtype=BF16), empty(2048, dtype=BF16), 1e-6, weight, None)
+    for nodes in (1, N):
+        x, name = empty(B, nodes, 2048, dtype=BF16), f"projection, convolution, gates of {nodes}"
+        if nodes == 1:
+            yield name, partial(linear_conv.linear_token_conv_gates_, window, x, *product, live, *gates, 6144, 6152)
+        else:
+            tree = (empty(1, N), *gates, 6144, 6152, kept[:1])
+            yield name, partial(linear_conv.linear_tree_conv_gates_, window[:1], x[:1], *product, *tree)
     for heads, dim in ((3, 64), (8, 128)):
         kv = empty(2, B, 96, heads, dim, dtype=BF16)
         for path in (empty(B, P), empty(B, 40)):

@@ -117,6 +117,8 @@ def _token(body: BodyBuilder, made: Node, kind: str, change: str) -> Node:
     heads = _heads(body, y)
     if change == "work between":
         made = body.call(aten.neg.default, made)
+    elif change == "state written":
+        body.call(aten.mul_.Scalar, body["state"], 2.0)
     g, beta = first or rows(body, made, kind, change, mask)
     if change == "no rule":
         return _after(body, heads[2], made)
@@ -171,7 +173,7 @@ def test_one_op_stands_for_the_convolution_and_the_gates(kind: str) -> None:
         torch.testing.assert_close(left, right, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("change", ["", "work between"])
+@pytest.mark.parametrize("change", ["", "work between", "state written"])
 def test_a_tokens_rule_right_behind_its_convolution_may_read_the_state_early(change: str) -> None:
     made, notes = joined_gates(layers("token", change))
     assert notes == []

@@ -26,7 +26,8 @@ def test_the_weight_is_on_its_way_before_the_wait_and_nothing_else_is() -> None:
         before, after = reads[:wait], reads[wait + 1 :]
         copies = [pointers for kind, pointers in before if kind.startswith("async")]
         assert copies == [["boxes"]] * (made["stages"] - 1), name
-        assert [pointers for kind, pointers in before if kind == "load"] in ([], [["norm"]]), name
+        early = {pointer for kind, pointers in before if kind == "load" for pointer in pointers}
+        assert early <= ({"norm", "taps", "a_log", "dt_bias"} if name.startswith("mixer") else {"norm"}), name
         assert ("load", ["x"]) in after, name
         assert [pointers for kind, pointers in after if kind.startswith("async")] == [["boxes"]], name
 
