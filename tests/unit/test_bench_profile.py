@@ -50,6 +50,7 @@ PAGE = f"""\
 "3","void at::copy<4>","(64, 1, 1)","(16, 8, 1)","1","0","0","1","1","9","90","4","128","0",{REST}
 "4","merge","(32, 1, 1)","(8, 1, 1)","3.5","0","0","1","1","9","90","nan","128","n/a",{REST}
 {MARKED.format(5)}"9","90","4","128","0",{REST}
+"6","apply","(32, 1, 1)","(8, 1, 1)","3.5","0","0","1","1","9","90","4","128","0",{REST}
 """
 """As Nsight Compute writes it with the units that suit the numbers, shortened to a few columns."""
 
@@ -86,7 +87,7 @@ def test_a_page_is_read_in_base_units() -> None:
 
 def test_cases_stand_between_marks_without_torchs_kernels() -> None:
     parts = cases_of(launches_of(PAGE), MARK)
-    assert [[launch.kernel for launch in part] for part in parts] == [["walk", "walk", "merge"], []]
+    assert [[launch.kernel for launch in part] for part in parts] == [["walk", "walk", "merge"], ["apply"]]
 
 
 def test_launches_of_a_kernel_become_their_median() -> None:
@@ -159,7 +160,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("specc.bench.gpu_timing.gpu", lambda: {"gpu": "some device"})
     monkeypatch.setenv("SPECC_COMMIT", "c0ffee")
-    monkeypatch.setattr(profile.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("specc.bench.profile.shutil.which", lambda name: f"/bin/{name}")
 
 
 FIRST, SECOND, THIRD = "serial-16-b8", "tree-32-b1", "token-b1"
@@ -173,7 +174,7 @@ def test_a_run_leaves_rows_by_case_and_goes_on_behind_a_fault(monkeypatch: pytes
         {"case": THIRD, "begun": True}, {"case": THIRD, "marked": True},
     ]  # fmt: skip
     fake = Fake(PAGE, told)
-    monkeypatch.setattr(profile.subprocess, "run", fake)
+    monkeypatch.setattr("specc.bench.profile.subprocess.run", fake)
     words = ["--warm", "0", "--output", str(tmp_path), "--pages", str(tmp_path / "pages"), "--launches", "2"]
     chosen = [word for name in (FIRST, SECOND, THIRD) for word in ("--case", name)]
     assert profile.main([*words, *chosen, "--case", "commit-24-layers"]) == 1
@@ -181,7 +182,7 @@ def test_a_run_leaves_rows_by_case_and_goes_on_behind_a_fault(monkeypatch: pytes
     seen = [(row["case"], row.get("kernel"), row.get("failed")) for row in kept["rows"]]
     assert seen == [
         (FIRST, "walk", None), (FIRST, "merge", None), (SECOND, None, "RuntimeError: no room"),
-        (THIRD, None, "the process ended in it (status 0)"),
+        (THIRD, "apply", None), (THIRD, None, "the process ended in it (status 0)"),
     ]  # fmt: skip
     assert kept["rows"][0]["bar_us"] == 22.0
     assert kept["rows"][0]["limit"] == "latency"
@@ -198,7 +199,9 @@ def test_a_run_leaves_rows_by_case_and_goes_on_behind_a_fault(monkeypatch: pytes
 
 
 def test_metrics_stay_where_none_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "no device\n"})())
+    monkeypatch.setattr(
+        "specc.bench.profile.subprocess.run", lambda *_, **__: type("Done", (), {"stdout": "no device\n"})()
+    )
     assert profile.known_metrics("ncu") == METRICS
 
 
@@ -215,7 +218,7 @@ def test_counters_that_cannot_be_read_have_a_code_and_a_remedy(
     page: str, says: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(profile.subprocess, "run", Fake(page, []))
+    monkeypatch.setattr("specc.bench.profile.subprocess.run", Fake(page, []))
     assert main(["bench", "profile", "--warm", "0", "--output", str(tmp_path)]) == 2
     text = capsys.readouterr().err
     assert "SPC298" in text
