@@ -1,7 +1,7 @@
 """Hardware counters of the kernels behind each missed bar, and what limits them.
 
-    specc bench profile [--case NAME ...] [--launches N] [--ncu PATH] [--warm N] [--seconds S] [--pages DIR]
-                        [--output DIR]
+    specc bench profile [--case NAME ...] [--launches N] [--ncu PATH] [--warm N] [--seconds S] [--earlier FILE]
+                        [--pages DIR] [--output DIR]
 
 A child process runs under Nsight Compute (`ncu`), which empties the caches before every launch and leaves the clocks
 alone; launches wait for each other there, so that a time is that of a kernel alone (`us`), longer than in a graph.
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from specc.bench import tables
 from specc.bench.arguments import whole
 from specc.bench.gpu_timing import WORKERS, Report, Row, compiled_in_parallel, report, require_gpu
 from specc.bench.profile_cases import CASES
@@ -77,7 +78,7 @@ def run(ncu: str, metrics: Sequence[str], names: Sequence[str], launches: int, s
     """Exit status of one child with some cases under the profiler; what it writes goes to `log`, and to `told`."""
     words = [ncu, *OPTIONS, "--log-file", str(log), "--metrics", ",".join(metrics)]
     words += [sys.executable, "-m", "specc.bench.profile_child", "--told", str(told)]
-    words += ["--launches", str(launches), "--seconds", str(seconds)]
+    words += ["--launches", str(launches), "--until", str(time.time() + seconds)]
     words += [word for name in names for word in ("--case", name)]
     try:
         return subprocess.run(words, check=False, timeout=seconds + PATIENCE, stdout=subprocess.DEVNULL).returncode
@@ -150,6 +151,14 @@ def measure(result: Report, ncu: str, names: Sequence[str], launches: int, secon
     return left
 
 
+def taken_over(path: Path, names: Sequence[str]) -> list[Row]:
+    """Rows of these cases in an earlier result, with its commit; not failed ones. Raises DiagnosticError (SPC293)."""
+    earlier = tables.read(path)
+    wrong = {row["case"] for row in earlier["rows"] if row.get("wrong")}
+    rows = [row for row in earlier["rows"] if row["case"] in names and row["case"] not in wrong]
+    return [{"commit": earlier.get("commit", ""), **row} for row in rows]
+
+
 def warm(name: str) -> None:
     """Compiles what a case needs, in a process of its own."""
     CASES[name].make()()
@@ -168,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"compile everything beforehand in N processes (default: {WORKERS}); 0: it was, by a run with --seconds 0",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=240.0, help="begin no further case after so many seconds")
+    parser.add_argument("--earlier", type=Path, metavar="FILE", help="take over what this profile.json has already")
     parser.add_argument("--pages", type=Path, metavar="DIR", help="keep what Nsight Compute writes here")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
     return parser
@@ -179,11 +189,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_gpu("specc bench profile")
     ncu = profiler(args.ncu)
     names = args.case or list(CASES)
+    earlier = [] if args.earlier is None else taken_over(args.earlier, names)
+    names = [name for name in names if name not in {row["case"] for row in earlier}]
     if args.warm:
         compiled_in_parallel([partial(warm, name) for name in names], args.warm)
     if args.seconds <= 0:
         return 0
     result = report("profile", "specc.bench.profile", argv, args.output)
+    for row in earlier:
+        result.add(row)
     with tempfile.TemporaryDirectory(prefix="specc-profile-") as passing:
         folder = args.pages or Path(passing)
         make_folder(folder)

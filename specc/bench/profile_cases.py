@@ -88,6 +88,12 @@ def commit(geometry: Geometry, batch: int) -> Call:
     return partial(launch_rank_n, state, state, k, u, g, path, count)
 
 
+def product(geometry: Geometry, batch: int) -> Call:
+    """What `commit` has to move at least, by torch: the same states multiplied in place."""
+    state = inputs(geometry, geometry.layers * batch, 1).state
+    return partial(state.mul_, 1.0)
+
+
 def attention(point: Point) -> Call:
     """Attention of new rows to a cache, with the table's configuration."""
     return call(attention_inputs(point, 0), None)
@@ -144,6 +150,7 @@ CASES: Mapping[str, Profiled] = {
         *_linear_cases(),
         delta("token-b1", token, GDN, 1),
         point("attention-16-b8", Point(*QWEN_HEADS, 16, 8, 32768), missed=False),
+        delta("states-in-place", product, GDN, 1, missed=False),
         delta("serial-16-b1", chain, GDN, 1, bar=12.0, missed=False),
         delta("tree-16-b8-gdn", tree, GDN, 8, 16, missed=False),
         delta("token-b32", token, GDN, 32, missed=False),

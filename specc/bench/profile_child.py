@@ -1,6 +1,6 @@
 """The process that `specc bench profile` runs under the profiler: makes each case's inputs, warms it up, calls it.
 
-    python -m specc.bench.profile_child --told FILE --case NAME [--case NAME ...] [--launches N] [--seconds S]
+    python -m specc.bench.profile_child --told FILE --case NAME [--case NAME ...] [--launches N] [--until TIME]
 
 The profiler is switched on for the calls alone. In front of each case's calls stands one launch of an operation of
 torch that none of the cases use (`MARK`), which divides what the profiler writes. FILE gets lines of JSON: when a case
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -61,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--told", type=Path, required=True, metavar="FILE")
     parser.add_argument("--case", action="append", required=True, choices=[*CASES])
     parser.add_argument("--launches", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--until", type=float, default=math.inf, help="begin no case after this time (of the epoch)")
     args = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     begin = time.monotonic()
     mark()
     for name in args.case:
-        if time.monotonic() - begin > args.seconds:
+        if time.time() > args.until:
             break
         told(args.told, {"case": name, "begun": True})
         line: Row = {"case": name, "ended": True}

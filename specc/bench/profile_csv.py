@@ -7,8 +7,8 @@ depend on the size of a number unless base units are asked for, so they are read
 counters given per active cycle of a multiprocessor are multiplied by the share of cycles in which it was active.
 
 1. The greatest of memory (DRAM), L2, L1, issue slots and the pipes is at least 60%: that one.
-2. The greatest is at least 60% within the multiprocessors that are active, which they are on less than 75% of cycles:
-   `grid`: too few programs, or a long last one.
+2. Something is at least 60% in cycles in which multiprocessors are active, and they are in less than 75% of all:
+   `grid`: too few programs, or a long last one. (What is shared, memory and L2, is divided by that share.)
 3. The launch takes less than 4 us, of which an empty kernel takes about 2 under the profiler: `launch`.
 4. Else `latency`: nothing is used well, warps wait. `why` names what they wait for, in warps per issued instruction.
 """
@@ -111,14 +111,14 @@ def _launch(names: Sequence[str], scales: Sequence[float], cells: Sequence[str])
 
 
 def cases_of(launches: Iterable[Launch], mark: str) -> list[list[Launch]]:
-    """The launches behind each launch of a kernel whose name has `mark` in it; torch's own kernels are left out."""
+    """The launches behind each launch of a kernel whose name has `mark` in it; torch's beside others are left out."""
     found: list[list[Launch]] = []
     for launch in launches:
         if mark in launch.kernel:
             found.append([])
-        elif found and "at::" not in launch.kernel:
+        elif found:
             found[-1].append(launch)
-    return found
+    return [[launch for launch in part if "at::" not in launch.kernel] or part for part in found]
 
 
 def medians(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
@@ -143,7 +143,7 @@ def counters(launch: Launch) -> Row:
     get = launch.get
     active, elapsed = get("sm__cycles_active.avg"), get("sm__cycles_elapsed.avg")
     share = min(1.0, active / elapsed) if active is not None and elapsed else None
-    threads = get("launch__block_size")
+    threads, seconds = get("launch__block_size"), get("gpu__time_duration.sum")
     shared = sum(get(f"launch__shared_mem_per_block_{kind}") or 0.0 for kind in ("static", "dynamic", "driver"))
     stalls = {reason: get(STALL.format(reason)) for reason in STALLS if reason != "selected"}
     longest = sorted(((name, value) for name, value in stalls.items() if value), key=lambda pair: -pair[1])
@@ -151,7 +151,8 @@ def counters(launch: Launch) -> Row:
     known = {name: value for name, value in limits.items() if value is not None}
     return {
         "kernel": launch.kernel.split("(")[0],
-        "us": rounded(get("gpu__time_duration.sum"), 1e6, 2),
+        "us": rounded(seconds, 1e6, 2),
+        "clock_mhz": rounded(elapsed / seconds, 1e-6, 0) if elapsed and seconds else None,
         "grid": launch.grid,
         "warps": None if threads is None else int(threads) // 32,
         "registers": rounded(get("launch__registers_per_thread"), 1, 0),
@@ -165,7 +166,7 @@ def counters(launch: Launch) -> Row:
         "l2_hit_percent": rounded(get("lts__t_sector_hit_rate.pct"), 1, 1),
         "warp_instructions": rounded(get("sm__inst_executed.sum"), 1, 0),
         "eligible_warps": rounded(get("smsp__warps_eligible.avg.per_cycle_active"), 1, 2),
-        "busy_when_active": {name: round(value, 1) for name, value in within(launch).items()},
+        "busy_when_active": {name: round(value, 1) for name, value in within(launch, share).items()},
         "busy": {name: round(value, 1) for name, value in overall(launch, share).items()},
         "stalls": {name: round(value, 2) for name, value in longest[:5]},
     }
@@ -178,7 +179,19 @@ def rounded(value: float | None, scale: float, digits: int) -> float | int | Non
     return round(value * scale, digits) if digits else round(value * scale)
 
 
-def within(launch: Launch) -> dict[str, float]:
+def throughputs(launch: Launch) -> dict[str, float]:
+    """Per cent of the device's peak over the whole kernel: memory, L2, L1."""
+    return {name: value for name, metric in THROUGHPUTS.items() if (value := launch.get(metric)) is not None}
+
+
+def within(launch: Launch, share: float | None) -> dict[str, float]:
+    """Per cent of the peak while multiprocessors are active: issue slots, pipes, and (of all) memory and caches."""
+    return of_active(launch) | (
+        {name: min(100.0, value / share) for name, value in throughputs(launch).items()} if share else {}
+    )
+
+
+def of_active(launch: Launch) -> dict[str, float]:
     """Per cent of the peak while a multiprocessor is active: issue slots and pipes."""
     found = {"issue": launch.get(ISSUE)}
     for pipe, names in PIPES.items():
@@ -189,10 +202,7 @@ def within(launch: Launch) -> dict[str, float]:
 
 def overall(launch: Launch, share: float | None) -> dict[str, float]:
     """Per cent of the device's peak over the whole kernel; `share`: of cycles in which multiprocessors were active."""
-    found = {name: value for name, metric in THROUGHPUTS.items() if (value := launch.get(metric)) is not None}
-    if share is not None:
-        found |= {name: value * share for name, value in within(launch).items()}
-    return found
+    return throughputs(launch) | ({} if share is None else {n: value * share for n, value in of_active(launch).items()})
 
 
 def verdict(row: Row) -> Row:

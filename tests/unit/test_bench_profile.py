@@ -90,6 +90,11 @@ def test_cases_stand_between_marks_without_torchs_kernels() -> None:
     assert [[launch.kernel for launch in part] for part in parts] == [["walk", "walk", "merge"], ["apply"]]
 
 
+def test_a_case_of_torchs_kernels_alone_keeps_them() -> None:
+    launches = [Launch(name, "", "", {}) for name in (MARK, "at::mul", MARK, "at::copy", "walk")]
+    assert [[launch.kernel for launch in part] for part in cases_of(launches, MARK)] == [["at::mul"], ["walk"]]
+
+
 def test_launches_of_a_kernel_become_their_median() -> None:
     part = cases_of(launches_of(PAGE), MARK)[0]
     (walk, count), (merge, one) = medians(part)
@@ -100,7 +105,8 @@ def test_launches_of_a_kernel_become_their_median() -> None:
     assert row["warps"] == 2
     assert row["shared_bytes"] == 1148
     assert row["active_percent"] == 90.0
-    assert row["busy_when_active"] == {"issue": 41.0}
+    assert row["clock_mhz"] == 328
+    assert row["busy_when_active"] == {"issue": 41.0, "memory": 14.4}
     assert row["busy"] == {"memory": 13.0, "issue": 36.9}
     assert list(row["stalls"].items()) == [("long_scoreboard", 7.75), ("wait", 2.5)]
     assert row["occupancy_limits"] == {"registers": 8}
@@ -126,6 +132,7 @@ def test_what_is_no_page_is_refused(text: str) -> None:
         (row_of(us=2.9, memory=70.0), "memory", 70.0),
         # Busy where it runs, but it runs on half of the multiprocessors.
         (row_of(active=50.0, memory=10.0, issue=40.0), "grid", 40.0),
+        (row_of(active=50.0, memory=40.0, issue=4.0), "grid", 40.0),
         (row_of(active=80.0, memory=10.0, issue=56.0), "latency", 56.0),
         (row_of(active=50.0, memory=10.0, issue=20.0), "latency", 20.0),
         (row_of() | {"busy": {}}, "unknown", None),
@@ -196,6 +203,21 @@ def test_a_run_leaves_rows_by_case_and_goes_on_behind_a_fault(monkeypatch: pytes
     assert "RuntimeError: no room" in table
     assert "some device" in table
     assert (tmp_path / "pages" / "0.csv").read_text() == PAGE
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_an_earlier_result_is_taken_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [{"case": FIRST, "us": 1.0}, {"case": SECOND, "us": 2.0}, {"case": SECOND, "wrong": True, "failed": "x"}]
+    (tmp_path / "old.json").write_text(json.dumps({"commit": "old", "rows": rows}))
+    told = [{"case": SECOND, "begun": True}, {"case": SECOND, "marked": True}, {"case": SECOND, "ended": True}]
+    fake = Fake(PAGE, told)
+    monkeypatch.setattr("specc.bench.profile.subprocess.run", fake)
+    words = ["--warm", "0", "--output", str(tmp_path), "--earlier", str(tmp_path / "old.json")]
+    assert profile.main([*words, "--case", FIRST, "--case", SECOND]) == 0
+    kept = json.loads((tmp_path / "profile.json").read_text())["rows"]
+    assert kept[0] == {"case": FIRST, "us": 1.0, "commit": "old"}
+    assert [(row["case"], row["kernel"]) for row in kept[1:]] == [(SECOND, "walk"), (SECOND, "merge")]
+    assert FIRST not in fake.runs[1]
 
 
 def test_metrics_stay_where_none_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
