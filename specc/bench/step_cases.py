@@ -94,7 +94,7 @@ CASES: Mapping[str, Case] = {
         Case("smollm2", "smollm2-prompt-lookup-tree.yaml", 512, 2048, plain_us=400.0),
         *(
             Case(f"smollm2-paged-{page}", "smollm2-prompt-lookup-tree.yaml", 512, 2048, page=page,
-                 forms=("plain", "verify", "commit", "step"))
+                 forms=("plain", "verify", "accept", "commit", "step"))
             for page in (16, 64)
         ),
         Case("smollm2-eagle", "smollm2-eagle.yaml", 512, 2048),
