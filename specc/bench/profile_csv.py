@@ -6,7 +6,8 @@ depend on the size of a number unless base units are asked for, so they are read
 `verdict` is the rule of `limit`. Utilisations are shares of what the whole device can do during the whole kernel:
 counters given per active cycle of a multiprocessor are multiplied by the share of cycles in which it was active.
 
-1. The greatest of memory (DRAM), L2, L1, issue slots and the pipes is at least 60%: that one.
+1. The greatest of memory (DRAM), L2, L1, issue slots and the pipes is at least 60%: that one. L2 counts as memory where
+   DRAM is at least 70% of it: data from memory passes the link between the halves of L2, its busiest part then.
 2. Something is at least 60% in cycles in which multiprocessors are active, and they are in less than 75% of all:
    `grid`: too few programs, or a long last one. (What is shared, memory and L2, is divided by that share.)
 3. The launch takes less than 4 us, of which an empty kernel takes about 2 under the profiler: `launch`.
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 from specc.bench.gpu_timing import Row
 
-BUSY, ACTIVE, SHORT_US = 60.0, 0.75, 4.0
+BUSY, ACTIVE, SHORT_US, STREAMED = 60.0, 0.75, 4.0, 0.7
 STALLS = (
     "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
     "math_pipe_throttle", "membar", "mio_throttle", "no_instruction", "not_selected", "selected", "short_scoreboard",
@@ -150,7 +151,7 @@ def counters(launch: Launch) -> Row:
     limits = {name: get(f"launch__occupancy_limit_{name}") for name in ("blocks", "registers", "shared_mem", "warps")}
     known = {name: value for name, value in limits.items() if value is not None}
     return {
-        "kernel": launch.kernel.split("(")[0],
+        "kernel": re.split(r"[(<]", launch.kernel)[0],
         "us": rounded(seconds, 1e6, 2),
         "clock_mhz": rounded(elapsed / seconds, 1e-6, 0) if elapsed and seconds else None,
         "grid": launch.grid,
@@ -214,6 +215,8 @@ def verdict(row: Row) -> Row:
     waits = ", ".join(f"{reason} {value:g}" for reason, value in list(stalls.items())[:2])
     found: Row = {"limit": name, "limit_percent": busy[name]}
     if busy[name] >= BUSY:
+        if name == "L2" and busy.get("memory", 0.0) >= STREAMED * busy["L2"]:
+            return found | {"limit": "memory", "why": f"L2 {busy['L2']:g}%, of DRAM {busy['memory']:g}%"}
         return found | {"why": f"{name} {busy[name]:g}%"}
     inner = max(inside, key=inside.__getitem__, default="")
     if inner and inside[inner] >= BUSY and (row["active_percent"] or 100.0) < 100 * ACTIVE:

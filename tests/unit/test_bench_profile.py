@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from specc.bench import profile
+from specc.bench import profile, profile_child
 from specc.bench.gpu_timing import Row
-from specc.bench.profile_cases import CASES
+from specc.bench.profile_cases import CASES, Profiled
 from specc.bench.profile_child import MARK
 from specc.bench.profile_csv import (
     METRICS,
@@ -111,6 +111,7 @@ def test_launches_of_a_kernel_become_their_median() -> None:
     assert list(row["stalls"].items()) == [("long_scoreboard", 7.75), ("wait", 2.5)]
     assert row["occupancy_limits"] == {"registers": 8}
     assert row["registers"] is None
+    assert counters(Launch("void at::mul<4, (int)1>(int)", "", "", {}))["kernel"] == "void at::mul"
     other = Launch("walk", "(1, 1, 1)", walk.block, {})
     assert [n for _, n in medians([*part, other])] == [2, 1, 1]
 
@@ -125,6 +126,8 @@ def test_what_is_no_page_is_refused(text: str) -> None:
     ("row", "limit", "percent"),
     [
         (row_of(memory=85.0, issue=30.0), "memory", 85.0),
+        (row_of(memory=56.0, L2=80.0), "memory", 80.0),
+        (row_of(memory=55.0, L2=80.0), "L2", 80.0),
         (row_of(memory=61.0, issue=72.0, fma=40.0), "issue", 72.0),
         (row_of(memory=20.0, tensor=60.0), "tensor", 60.0),
         (row_of(memory=20.0, tensor=59.9), "latency", 59.9),
@@ -260,6 +263,21 @@ def test_without_the_profiler_there_is_a_code_and_a_remedy(
     assert "help:" in text
     with pytest.raises(DiagnosticError):
         profile.profiler("no-such-command")
+
+
+def test_the_child_tells_what_failed_and_begins_nothing_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_room() -> Any:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(profile_child, "CASES", {FIRST: Profiled(FIRST, no_room)})
+    told = tmp_path / "told.jsonl"
+    words = ["--told", str(told), "--case", FIRST]
+    assert profile_child.main([*words, "--until", "0"]) == 0
+    assert profile.told_by(told) == {}
+    assert profile_child.main(words) == 0
+    said = profile.told_by(told)[FIRST]
+    assert (said["begun"], said["ended"], said["failed"]) == (True, True, "RuntimeError: no room")
+    assert "marked" not in said
 
 
 def test_cases_have_labels_and_some_meet_their_bars() -> None:
