@@ -60,7 +60,7 @@ class Case:
 
     `context`: committed tokens before the step. `plain_bar`: a plain step over reading weights and state once;
     `plain_us`: a plain step in microseconds; `verify_bar`: verifying all nodes over that plain step (issue bars; None:
-    none is set). `forms`: what is measured (default: everything).
+    none is set). `forms`: what is measured (default: everything). `page`: rows of a page of the caches (0: contiguous).
     """
 
     name: str
@@ -73,14 +73,18 @@ class Case:
     sections: Mapping[str, Any] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
     dtype: str = "bfloat16"
+    page: int = 0
 
     def loaded(self, batch: int, dtype: str | None = None) -> LoadedSpec:
         """The spec for so many rows at once."""
         mapping: dict[str, Any] = yaml.safe_load((SPECS / self.spec).read_text(encoding="utf-8"))
         mapping |= {"name": f"bench-{self.name}".replace(".", "-"), "accept": dict(GREEDY)} | dict(self.sections)
-        runtime = {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype or self.dtype}
+        dtype = dtype or self.dtype
+        runtime: dict[str, Any] = {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype}
         if dtype == "float64" and mapping["target"]["family"] in ("gated_deltanet", "qwen3_next"):
             runtime["state_dtype"] = "float64"
+        if self.page:
+            runtime |= {"kv_layout": "paged", "kv_block_size": self.page}
         return from_mapping(mapping | {"runtime": runtime}, base=SPECS)
 
 
@@ -91,6 +95,11 @@ CASES: Mapping[str, Case] = {
         Case("llama-3.2-1b", "llama3-scaled.yaml", 4096, 4608, plain_bar=1.6, verify_bar=1.2,
              sections={"draft": TREE_OF_16, "sampling": {"seed": 1}}),
         Case("smollm2", "smollm2-prompt-lookup-tree.yaml", 512, 2048, plain_us=400.0),
+        *(
+            Case(f"smollm2-paged-{page}", "smollm2-prompt-lookup-tree.yaml", 512, 2048, page=page,
+                 forms=("plain", "verify", "accept", "commit", "step"))
+            for page in (16, 64)
+        ),
         Case("smollm2-eagle", "smollm2-eagle.yaml", 512, 2048),
         *(
             Case(f"smollm2-target-only{name}", "smollm2-prompt-lookup-tree.yaml", 512, 2048, forms=(BETWEEN,),

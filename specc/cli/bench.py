@@ -17,6 +17,7 @@ BENCHMARKS: Mapping[str, str] = {
     "traffic": "specc.bench.traffic",
     "kernels": "specc.bench.kernels",
     "step": "specc.bench.step",
+    "profile": "specc.bench.profile",
     "tune": "specc.bench.tune",
     "soak": "specc.bench.soak",
     "specla": "specc.bench.specla.main",

@@ -104,6 +104,14 @@ COMPILE_CODES: tuple[Code, ...] = (
         "specc bench eagle-pangu --model no-such-model",
     ),
     Code(
+        "SPC298",
+        "hardware counters that can't be read",
+        "The profile of the kernels is read with Nsight Compute (`ncu`). It has to be installed, and this user has to "
+        "be allowed to read the GPU's counters: many systems keep them to administrators, and some virtual machines "
+        "have none.",
+        "specc bench profile --ncu no-such-command",
+    ),
+    Code(
         "SPC250",
         "passes in a wrong order",
         "A pass requires a property that no pass before it establishes, or that a pass in between loses. The order is "

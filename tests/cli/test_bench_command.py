@@ -18,7 +18,7 @@ from specc.bench.gpu_timing import Report
 from specc.cli import main
 from specc.cli.bench import BENCHMARKS
 
-ON_GPU = ("kernels", "step", "tune", "soak")
+ON_GPU = ("kernels", "step", "tune", "soak", "profile")
 NEEDS = {"soak": ["--model", "m", "--spec", "s.yaml"]}
 
 

@@ -33,6 +33,8 @@ class Small(Case):
             "accept": {"method": "greedy"},
             "runtime": {"max_batch_size": batch, "max_sequence_length": self.capacity, "dtype": dtype},
         }
+        if self.page:
+            mapping["runtime"] |= {"kv_layout": "paged", "kv_block_size": self.page}
         if not llama:
             mapping |= {"commit": {"state": "factors", "update": "deferred"}}
             mapping["runtime"] |= {"state_dtype": "float64" if dtype == "float64" else "float32"}

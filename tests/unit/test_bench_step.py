@@ -53,6 +53,41 @@ def test_every_form_runs_and_planted_drafts_are_taken(name: str) -> None:
         assert (stand.state.length - length).min() >= 2
 
 
+@pytest.mark.parametrize("page", [4, 16])
+def test_a_case_in_pages_steps_as_the_contiguous_one(page: int) -> None:
+    steps = []
+    for rows in (0, page):
+        case = Small("llama", "", 20, 64, page=rows)
+        loaded = case.loaded(2)
+        source = compile_spec(loaded, "reference", verify=False).source
+        stand = brought_up(case, loaded, import_source(source, f"specc_bench_pages_{rows}"), 2, "cpu")
+        assert ("block_table" in stand.state._fields) is (rows > 0)
+        with torch.no_grad():
+            stand.plant()
+            moving = stand.moving()
+            stand.verify()
+            logits = stand.verified.logits.clone()
+            stand.accept()
+            stand.commit()
+            stand.plain()
+            after = stand.state.length.tolist(), stand.state.root_token.tolist()
+            for slot, kept in moving:
+                slot.copy_(kept)
+            stand.step()
+        steps.append((logits, after, stand.state.length.tolist()))
+    assert torch.equal(steps[0][0], steps[1][0])
+    assert steps[0][1:] == steps[1][1:]
+    runtime = CASES["smollm2-paged-64"].loaded(1).spec.runtime
+    assert (runtime.kv_layout, runtime.kv_block_size) == ("paged", 64)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_forms_find_what_the_ones_before_them_made(name: str) -> None:
+    forms = CASES[name].forms
+    for form, earlier in (("accept", "verify"), ("commit", "accept")):
+        assert form not in forms or earlier in forms[: forms.index(form)]
+
+
 @pytest.mark.parametrize("speculative", [False, True])
 def test_the_decoder_from_the_host_counts_its_steps(speculative: bool) -> None:
     row = host_row(stand_of("llama"), speculative, steps=4)
