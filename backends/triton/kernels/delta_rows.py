@@ -20,14 +20,20 @@ EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
+def gate_values(a, b, a_log, dt_bias, GATE: tl.constexpr):
+    """g = -e^a_log softplus(a + dt_bias) and beta = GATE sigmoid(b), all float32."""
+    return softplus(a + dt_bias) * -tl.exp(a_log), GATE * sigmoid(b)
+
+
+@triton.jit
 def gates(g, beta, a_log, dt_bias, hv, GATE: tl.constexpr):
     """(g, beta) in float32. GATE 0: as given. Else raw a and b come in: g = -e^a_log softplus(a + dt_bias), beta =
     GATE sigmoid(b) (2 where negative eigenvalues are allowed; Grazzi et al., 2024)."""
     g = g.to(tl.float32)
     beta = beta.to(tl.float32)
     if GATE > 0:
-        g = softplus(g + tl.load(dt_bias + hv).to(tl.float32)) * -tl.exp(tl.load(a_log + hv).to(tl.float32))
-        beta = GATE * sigmoid(beta)
+        at_a, at_dt = tl.load(a_log + hv).to(tl.float32), tl.load(dt_bias + hv).to(tl.float32)
+        g, beta = gate_values(g, beta, at_a, at_dt, GATE)
     return g, beta
 
 
