@@ -8,12 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows
+from specc.backends.triton.kernels.delta_pending import fold, left_over
 from specc.backends.triton.kernels.delta_rows import EPS
-from specc.backends.triton.kernels.delta_solve import load_chunk, squares
+from specc.backends.triton.kernels.delta_solve import ask_rows, load_chunk, squares
 from specc.backends.triton.kernels.delta_tile import load_tile, store_tile
 from specc.backends.triton.kernels.delta_tree import load_state, store_state
 from specc.backends.triton.kernels.delta_walk import apply_pending
+from specc.backends.triton.kernels.linear_once import asked
 
 
 @triton.jit(do_not_specialize=["N", "P", "PATHS"])
@@ -41,27 +42,31 @@ def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
 @triton.jit(do_not_specialize=["N", "P", "PATHS", "LANES"])
 def delta_commit_rank_n(state, after, k, u, g, path, count, N, P, PATHS, LANES, H, HV,
                         K: tl.constexpr, V: tl.constexpr, R: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
-                        COPY: tl.constexpr):  # fmt: skip
+                        STAGES: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
     """All factors as one update. As `delta_commit_steps`; `after` [Z LANES,HV,V,K] may hold several states per
     sequence (LANES paths each, for the states of all nodes)."""
     hv, z = tl.program_id(1), tl.program_id(2)
     turn, source = z % PATHS, z // LANES
+    j = tl.arange(0, R)
     waiting = tl.load(count + turn)
+    rows = tl.load(path + turn * P + j, mask=j < P, other=0).to(tl.int32)  # does not wait for the count
     if (waiting > 0) | COPY:
+        keep = (j < waiting) & (j < P)
+        at_row = source.to(tl.int64) * N + tl.minimum(tl.maximum(rows, 0), N - 1)
         value = tl.program_id(0) * BV + tl.arange(0, BV)
-        tile = hv * (V * K) + value[:, None] * K + tl.arange(0, BK)[None, :]
-        rows, keep = path_rows(path, waiting, turn, P, N, R, True)
-        rows = source.to(tl.int64) * N + rows
-        rates, decay = left_over(tl.load(g + rows * HV + hv, mask=keep, other=0.0).to(tl.float32), R)
-        at_x = k + (rows * H + hv // (HV // H))[:, None] * K + tl.arange(0, BK)[None, :]
-        square = tl.zeros([R], tl.float32)
-        for first in tl.static_range(0, K, BK):
-            square += squares(load_chunk(at_x + first, keep, tl.arange(0, BK)[None, :] + first, K, BK))
-        at_u = u + (rows * HV * V)[None, :] + hv * V + value[:, None]
+        at_x = k + (at_row * H + hv // (HV // H))[:, None] * K + tl.arange(0, BK)[None, :]
+        parts = ask_rows(at_x, keep, K, BK)
+        g_rows = tl.load(g + at_row * HV + hv, mask=keep, other=0.0)
+        at_u = u + (at_row * HV * V)[None, :] + hv * V + value[:, None]
         factors = tl.load(at_u, mask=keep[None, :] & (value[:, None] < V), other=0.0)
-        weighted = factors * (rates * tl.rsqrt(square + EPS))[None, :]
+        square = tl.zeros([R], tl.float32)
+        for c in tl.static_range(len(parts)):
+            square += squares(asked(parts[c]))
+        rates, decay = left_over(asked(g_rows).to(tl.float32), R)
+        weighted = asked(factors) * (rates * tl.rsqrt(square + EPS))[None, :]
+        tile = hv * (V * K) + value[:, None] * K + tl.arange(0, BK)[None, :]
         come, gone = source.to(tl.int64) * (HV * V * K) + tile, z.to(tl.int64) * (HV * V * K) + tile
-        for first in tl.range(0, K, BK):
+        for first in tl.range(0, K, BK, num_stages=STAGES):
             column = tl.arange(0, BK)[None, :] + first
             x = load_chunk(at_x + first, keep, column, K, BK)
             old = load_state(state + come + first, value, column, K, V, BV, BK)
