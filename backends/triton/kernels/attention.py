@@ -234,5 +234,6 @@ def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.conste
     row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
     if PDL:  # the length is read before: the kernel in front is the attention, which does not write it
         follow()
-    result = joined(partial, lse, at, tl.minimum(d, D - 1), parts, D, PARTS)
+    inside = d if D == DP else tl.minimum(d, D - 1)  # a minimum would be read one by one
+    result = joined(partial, lse, at, inside, parts, D, PARTS)
     tl.store(out + row * D + d, rounded(result, out), mask=d < D)
