@@ -64,14 +64,17 @@ def alike(k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
     return (k_new, v_new) if k_new.stride() == v_new.stride() else (k_new.contiguous(), v_new.contiguous())
 
 
-def merge_parts(join: Joining, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig) -> None:
-    """out [B,M,Hq,D] from parts of length[b] + `new` columns."""
+def merge_parts(
+    join: Joining, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig, lead: bool
+) -> None:
+    """out [B,M,Hq,D] from parts of length[b] + `new` columns; see `Joining.finish`."""
     batch, tokens, heads, dim = out.shape
     pdl = not interpreted()
     attention_merge[(tokens * heads // shared, shared, batch)](
         join.partial, join.lse, out, length, join.tiles, tokens, new, shared, join.parts,
         G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, STEP=config.bn * config.least,
-        PARTS=min(MERGED, power_of_two(join.parts)), PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
+        PARTS=min(MERGED, power_of_two(join.parts)), LEAD=lead, PDL=pdl, num_warps=1,
+        **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 
@@ -87,10 +90,13 @@ class Joining:
     partial: Tensor
     lse: Tensor
 
-    def finish(self, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig) -> None:
-        """The second launch, where there are several parts: of length[b] + `new` columns."""
+    def finish(
+        self, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig, lead: bool = False
+    ) -> None:
+        """The second launch, where there are several parts: of length[b] + `new` columns. `lead`: the launch behind it
+        is a product, and may start before this one's wait."""
         if self.parts > 1:
-            merge_parts(self, out, length, new, shared, config)
+            merge_parts(self, out, length, new, shared, config, lead)
 
 
 def joining(out: Tensor, shared: int, parts: int, config: AttentionConfig) -> Joining:
