@@ -1,10 +1,11 @@
-"""A token's attention and the projection behind it become one op: the projection then joins attention's parts itself.
+"""A step's attention and the projection behind it become one op.
 
     o = rope_attention_(q, k, v, …)
     y = fused_linear(flatten(o), W, b, …, residual)     ->      y = rope_attention_linear_(q, k, v, …, W, b, residual)
 
-The attention moves down to the projection: nothing between may notice. Where a projection takes more than one step over
-its columns, or a step has many tokens, each of its programs would join too much: those keep a launch for it.
+With one token the projection then joins attention's parts itself; with several a launch does it, which lets the
+projection start early. The attention moves down to the projection: nothing between may notice. Projections that take
+more than one step over their columns stay apart: each of their programs would join too much, and an early start loses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from specc.backends.triton.ops.attention_step import JOINED_ROWS
+from specc.backends.triton.ops.attention import MOST_TOKENS
 from specc.backends.triton.ops.linear import linear_config
 from specc.backends.triton.regions.effects import touched
 from specc.ir import ops
@@ -56,8 +57,8 @@ def attention_projections(module: GraphModule) -> tuple[GraphModule, list[str]]:
 def _found(node: Node) -> tuple[Node, Node]:
     """What flattens the heads of the attention `node`, and the projection of that. Raises _Refused."""
     batch, tokens, heads, dim = node.meta["val"].shape
-    if not isinstance(tokens, int) or tokens > JOINED_ROWS:
-        raise _Refused("several tokens")
+    if not isinstance(tokens, int) or tokens > MOST_TOKENS:
+        raise _Refused("many tokens")
     flat = _only_user(node)
     if flat.target is not aten.flatten.using_ints or flat.meta["val"].shape != (batch, tokens, heads * dim):
         raise _Refused("its heads are not laid side by side")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.attention_parts import joined, leave_part, seen_parts
 from specc.backends.triton.kernels.delta_rows import prefetch
@@ -222,9 +223,11 @@ def attention_split(
 
 @triton.jit(do_not_specialize=["tiles", "M", "R", "HKV", "S"])
 def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-                    BM: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                    BM: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, LEAD: tl.constexpr,
+                    PDL: tl.constexpr):  # fmt: skip
     """out [B,M,HKV*G,D] from S parts, each of STEP of length[b] + R columns at least, PARTS of them at a time; grid
-    (M*G, HKV, B).
+    (M*G, HKV, B). LEAD: what comes next is a product, which reads nothing but its weight before its own wait, and may
+    start at once.
 
     One warp and no shared memory: programs fit beside those of the kernel in front and wait there.
     """
@@ -233,6 +236,11 @@ def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.conste
     at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
     row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
     if PDL:  # the length is read before: the kernel in front is the attention, which does not write it
-        follow()
-    result = joined(partial, lse, at, tl.minimum(d, D - 1), parts, D, PARTS)
+        if LEAD:
+            gdc_launch_dependents()
+            gdc_wait()
+        else:
+            follow()
+    inside = d if D == DP else tl.minimum(d, D - 1)  # a minimum would be read one by one
+    result = joined(partial, lse, at, inside, parts, D, PARTS)
     tl.store(out + row * D + d, rounded(result, out), mask=d < D)

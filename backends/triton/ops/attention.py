@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[impo
 
 from specc.backends.triton.kernels.attention import attention_merge, attention_split
 from specc.backends.triton.kernels.attention_inputs import close_ancestors, rope_angles, rotate_halves
+from specc.backends.triton.kernels.attention_short import attention_short
 from specc.backends.triton.launch.core import interpreted, power_of_two
 from specc.backends.triton.ops.attention_configs import MOST_PARTS, AttentionConfig, attention_config
 from specc.ir.ops.attention import rope_frequencies
@@ -63,14 +64,17 @@ def alike(k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
     return (k_new, v_new) if k_new.stride() == v_new.stride() else (k_new.contiguous(), v_new.contiguous())
 
 
-def merge_parts(join: Joining, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig) -> None:
-    """out [B,M,Hq,D] from parts of length[b] + `new` columns."""
+def merge_parts(
+    join: Joining, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig, lead: bool
+) -> None:
+    """out [B,M,Hq,D] from parts of length[b] + `new` columns; see `Joining.finish`."""
     batch, tokens, heads, dim = out.shape
     pdl = not interpreted()
     attention_merge[(tokens * heads // shared, shared, batch)](
         join.partial, join.lse, out, length, join.tiles, tokens, new, shared, join.parts,
         G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, STEP=config.bn * config.least,
-        PARTS=min(MERGED, power_of_two(join.parts)), PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
+        PARTS=min(MERGED, power_of_two(join.parts)), LEAD=lead, PDL=pdl, num_warps=1,
+        **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 
@@ -86,10 +90,13 @@ class Joining:
     partial: Tensor
     lse: Tensor
 
-    def finish(self, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig) -> None:
-        """The second launch, where there are several parts: of length[b] + `new` columns."""
+    def finish(
+        self, out: Tensor, length: Tensor, new: int, shared: int, config: AttentionConfig, lead: bool = False
+    ) -> None:
+        """The second launch, where there are several parts: of length[b] + `new` columns. `lead`: the launch behind it
+        is a product, and may start before this one's wait."""
         if self.parts > 1:
-            merge_parts(self, out, length, new, shared, config)
+            merge_parts(self, out, length, new, shared, config, lead)
 
 
 def joining(out: Tensor, shared: int, parts: int, config: AttentionConfig) -> Joining:
@@ -101,6 +108,51 @@ def joining(out: Tensor, shared: int, parts: int, config: AttentionConfig) -> Jo
         partial = torch.empty(places * dim, dtype=torch.float32, device=out.device)
         lse = torch.empty(places, dtype=torch.float32, device=out.device)
     return Joining(tiles, parts, partial, lse)
+
+
+def strides_of(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, new: Tensor, bits: Tensor, table: Tensor | None
+) -> tuple[int, ...]:
+    """Of all operands as the kernels take them; all sequences share a pool that a `table` points into."""
+    caches = [stride for cache in (k_cache, v_cache) for stride in cache.stride()[:3]]
+    if table is not None:
+        caches[0] = caches[3] = 0
+    return (
+        *q.stride()[:3], *caches, *new.stride()[:3], *bits.stride()[:3], 0 if table is None else table.stride(0)
+    )  # fmt: skip
+
+
+def attend_short(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    length: Tensor,
+    rows: int,
+    scale: float,
+    k_new: Tensor,
+    v_new: Tensor,
+    bits: Tensor,
+    offset: int,
+    table: Tensor | None,
+    config: AttentionConfig,
+    out: Tensor,
+    causal: bool,
+    separate: bool,
+) -> None:
+    """`attend` with a part for the new columns and one for every `bn` rows that the caches can hold."""
+    batch, tokens, heads, dim = q.shape
+    shared, page = k_cache.shape[2], 0 if table is None else k_cache.shape[1]
+    capacity = k_cache.shape[1] if table is None else page * table.shape[1]
+    join, pdl = joining(out, shared, -(-capacity // config.bn) + 1, config), not interpreted()
+    attention_short[(join.tiles * shared, join.parts, batch)](
+        q, k_cache, v_cache, k_new, v_new, q if table is None else table, length, bits, join.partial, join.lse,
+        scale * LOG2E, join.tiles, tokens, rows, capacity, offset, shared, join.parts,
+        *strides_of(q, k_cache, v_cache, k_new, bits, table),
+        G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, BN=config.bn, BT=power_of_two(rows, 16),
+        CAUSAL=causal, SEPARATE=separate, PAGE=page, PDL=pdl,
+        num_warps=config.warps, num_stages=1, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    join.finish(out, length, rows, shared, config)
 
 
 def attend(
@@ -135,12 +187,14 @@ def attend(
     config = config or attention_config(padded, tokens * group, batch * shared, q.element_size() == 4, capacity)
     if out is None:
         out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
-    parts = parts_of(config, batch * shared * tiles_of(q, shared, config), capacity + rows)
-    join = joining(out, shared, parts, config)
     k_new, v_new = alike(*(fresh or (q, q)))
     bits = q if mask is None else mask.view(torch.uint8)
-    k_strides = (k_cache.stride(0) if table is None else 0, *k_cache.stride()[1:3])
-    v_strides = (v_cache.stride(0) if table is None else 0, *v_cache.stride()[1:3])
+    if config.apart and not window and rows <= MOST_TOKENS:
+        attend_short(q, k_cache, v_cache, length, rows, scale, k_new, v_new, bits, offset, table, config, out,
+                     mask is None, fresh is not None)  # fmt: skip
+        return out
+    parts = parts_of(config, batch * shared * tiles_of(q, shared, config), capacity + rows)
+    join = joining(out, shared, parts, config)
     box = config.bn if config.tma and padded == dim and (not page or page >= config.bn) else 0
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl = not interpreted()
@@ -148,8 +202,7 @@ def attend(
         q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, join.partial, join.lse,
         scale * LOG2E, join.tiles, tokens, rows, capacity, offset, window, shared, join.parts,
-        *q.stride()[:3], *k_strides, *v_strides, *k_new.stride()[:3], *bits.stride()[:3],
-        0 if table is None else table.stride(0),
+        *strides_of(q, k_cache, v_cache, k_new, bits, table),
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
         TMA=k_tiles is not None and v_tiles is not None, EARLY=config.early,

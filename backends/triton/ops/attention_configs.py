@@ -11,7 +11,8 @@ class AttentionConfig:
     """`rows` of a tile, `bn` columns a step, `bt` in the tail with `ahead` stages; `programs` at once on the device;
     `least` steps for a part of the columns; `tma`: bulk copies; `early` steps asked for while the kernel in front runs
     (a power of two or 0); `step`: rotary embeddings and new rows of the caches in the same launch. `apart`: by a kernel
-    that has the new columns in a part of their own, of which only `rows`, `bn` and `warps` say something.
+    that has the new columns in a part of their own, of which only `rows`, `bn` and `warps` say something; without
+    `step`, windows and more than 64 new columns still take the other one.
     """
 
     rows: int
@@ -71,9 +72,11 @@ which 0.73 are the launch. Tiles of 256: 493 for one token. Going through the co
 operands, costs 1.1 a launch (512). Llama-3.2-1B at 4096 rows, tiles of 256: 977 to 967, but 16 nodes 1007 to 1171.
 """
 
-SMALL: ByCapacity = {64: ((256, 4, 4096, AttentionConfig(64, 128, warps=4, stages=2, programs=264, bt=64, ahead=1)),)}
-"""As `APART`, for more rows than one tile has. On an H200, 64 nodes at 9/3/64 over 1024 rows: 6.98 to 5.91; 8 sequences
-of 32768 rows would take 157 instead of 109."""
+SMALL: ByCapacity = {
+    64: ((256, 4, 4096, AttentionConfig(64, 128, warps=4, stages=2, programs=264, bt=64, ahead=1, apart=True)),)
+}
+"""As `APART`, for more rows than one tile has. On an H200, 64 nodes at 9/3/64 over 1024 rows: 6.98 to 5.91, and to 4.94
+without a loop; 8 sequences of 32768 rows would take 157 instead of 109 with such tiles."""
 
 
 def first_of(table: ByCapacity, dim: int, packed: int, groups: int, capacity: int) -> AttentionConfig | None:

@@ -53,10 +53,10 @@ def steps(dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         both = (q, k, v, angle, angle, cache, cache, length, length)
         yield f"step of a chain, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, None, 0.1)
         yield f"step of a tree, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, mask, 0.1)
-        if nodes == 1 and dim == 64:
+        if batch == 1 and dim == 64:
             square = torch.empty(576, heads * dim, dtype=torch.bfloat16)
-            rest = (None, 0.1, True, square, None, square[None, :1])
-            yield "step and the projection that joins it", partial(rope_attention_linear_, *both, *rest)
+            rest = (None, 0.1, True, square, None, square[None, :nodes])
+            yield f"step and the projection behind it, {nodes} nodes", partial(rope_attention_linear_, *both, *rest)
 
 
 if __name__ == "__main__":

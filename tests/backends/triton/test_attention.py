@@ -84,6 +84,7 @@ def cases(draw: st.DrawFn, dtype: torch.dtype | None = None) -> Case:
         least=draw(st.integers(1, 2)),
         bt=draw(st.sampled_from([16, 32])),
         tma=draw(st.booleans()),
+        apart=draw(st.booleans()),
     )
     rows = tokens + offset
     longest = draw(st.integers(0, 60))
@@ -140,6 +141,29 @@ def test_a_chain_sees_what_the_reference_sees(case: Case) -> None:
         cached = own.causal_attention_cached(case.q, *case.cached(rows, NAN), case.length, *rest)
         fresh = own.causal_attention(case.q, *case.cached(0, NAN), case.length, case.k_new, case.v_new, *rest)
     expected = ops.causal_attention_cached(*wide(case.q, *case.cached(rows)), case.length, *rest, False)
+    check(case, cached, expected)
+    check(case, fresh, expected)
+
+
+@pytest.mark.parametrize("dim", [8, 16])
+def test_chains_behind_earlier_levels_where_new_columns_are_apart(dim: int) -> None:
+    """Tokens see the rows of two earlier levels and of each other; a sequence is empty."""
+    made = torch.Generator().manual_seed(dim)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made)
+
+    length, mask = torch.tensor([37, 0]), torch.ones(2, 5, 7, dtype=torch.bool)
+    cache, new = (2, 48, 2, dim), (2, 7, 2, dim)
+    config = AttentionConfig(rows=16, bn=16, warps=4, stages=2, programs=1, apart=True)
+    case = Case(
+        rand(2, 5, 6, dim), rand(*cache), rand(*cache), length, rand(*new), rand(*new), mask, length, 2, 0, config
+    )
+    rest = (case.chain_positions, case.offset, case.scale, case.window)
+    with configured(config):
+        cached = own.causal_attention_cached(case.q, *case.cached(7, NAN), length, *rest)
+        fresh = own.causal_attention(case.q, *case.cached(0, NAN), length, case.k_new, case.v_new, *rest)
+    expected = ops.causal_attention_cached(*wide(case.q, *case.cached(7)), length, *rest, False)
     check(case, cached, expected)
     check(case, fresh, expected)
 

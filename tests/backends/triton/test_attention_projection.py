@@ -12,10 +12,10 @@ from hypothesis import Phase, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from specc.backends.triton.ops import attention_step
+from specc.backends.triton.ops import attention, attention_step
 from specc.backends.triton.ops.attention_configs import AttentionConfig
 from specc.backends.triton.ops.attention_step import rope_attention_linear_
-from specc.backends.triton.ops.linear import LinearConfig
+from specc.backends.triton.ops.linear import LinearConfig, fused_linear
 from specc.backends.triton.ops.linear_once import pieces
 from specc.ir import ops
 
@@ -122,3 +122,37 @@ def test_smollm2s_layers_are_cut_without_anything_left_over() -> None:
     assert pieces(576, 4) == (128, 16)
     assert pieces(1536, 8) == (128, 64)
     assert pieces(2048, 8) == (256, 0)
+
+
+@pytest.mark.parametrize(("apart", "once", "early"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_a_projection_of_several_tokens_starts_early_behind_short_contexts(
+    apart: bool, once: bool, early: bool
+) -> None:
+    """And has the bits of the two ops; a projection that streams its weight does not start early."""
+    q, k, v, cos, sin, k_cache, v_cache, length, weight, bias, residual = operands(torch.bfloat16, 2, 3, 16, 70, 2)
+    rows = [x.repeat(1, 3, *[1] * (x.dim() - 2)) + torch.arange(3).view(1, 3, *[1] * (x.dim() - 2)) / 4
+            for x in (q, k, v, cos, sin)]  # fmt: skip
+    q, k, v, cos, sin = (x.to(torch.bfloat16) for x in rows)
+    k_cache, v_cache = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 9)) for x in (k_cache, v_cache))
+    residual = residual.repeat(1, 3, 1)
+    mask = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool)
+    config = replace(ATTENTION, apart=apart)
+    linear = ONCE if once else replace(ONCE, stages=2)
+    led: list[bool] = []
+
+    def merged(*given: Any) -> None:
+        led.append(given[-1])
+        merge(*given)
+
+    merge = attention.merge_parts
+    with (
+        patch.object(attention, "merge_parts", merged),
+        patch.object(attention_step, "linear_config", lambda *_: linear),
+    ):
+        y = rope_attention_linear_(
+            q, k, v, cos, sin, k_cache.clone(), v_cache.clone(), length, None, mask, 0.3, True, weight, bias, residual,
+            config,
+        )  # fmt: skip
+    assert led == [early]
+    o = attention_step.rope_attention_(q, k, v, cos, sin, k_cache, v_cache, length, None, mask, 0.3, True, config)
+    assert torch.equal(y, fused_linear(o.flatten(-2), weight, bias, None, 0.0, "none", residual))

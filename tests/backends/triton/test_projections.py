@@ -22,7 +22,7 @@ BATCH, HEADS, SHARED, DIM, CAPACITY, FEATURES = 2, 4, 2, 8, 12, 6
 ONCE = LinearConfig(bf=16, bk=64, kw=4, split=1, warps=4, stages=0)
 STREAMED = LinearConfig(bf=16, bk=64, kw=4, split=1, warps=4, stages=2)
 CHANGES: dict[str, str] = {
-    "two tokens": "several tokens",
+    "65 tokens": "many tokens",
     "read twice": "is read elsewhere",
     "flat read twice": "is read elsewhere",
     "half of the heads": "side by side",
@@ -37,10 +37,10 @@ CHANGES: dict[str, str] = {
 """Changes of the graph that each leave it as it is, and what the note says."""
 
 
-def graph(change: str = "", tree: bool = False, residual: bool = True) -> GraphModule:
-    """A token's attention and its projection, with one change; results: y and what else is read."""
+def graph(change: str = "", tree: bool = False, residual: bool = True, tokens: int = 1) -> GraphModule:
+    """The attention of some tokens and its projection, with one change; results: y and what else is read."""
     b = GraphBuilder(("decode",))
-    kind, tokens = torch.float32, 2 if change == "two tokens" else 1
+    kind, tokens = torch.float32, 65 if change == "65 tokens" else tokens
 
     def held(name: str, *shape: int, dtype: torch.dtype = kind) -> Node:
         return b.placeholder(name, fake(shape, dtype))
@@ -102,8 +102,9 @@ def targets(module: GraphModule) -> list[Any]:
 
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
-def test_one_op_stands_for_both(tree: bool, residual: bool) -> None:
-    module = graph(tree=tree, residual=residual)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_one_op_stands_for_both(tree: bool, residual: bool, tokens: int) -> None:
+    module = graph(tree=tree, residual=residual, tokens=tokens)
     made, notes = rewritten(module)
     assert notes == []
     assert targets(made) == [ops.rope_attention_linear_]
