@@ -93,13 +93,11 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
     ),
     (128, 128, 32): (
         (64, TreeConfig(bv=32, bk=128, warps=4, stages=1, whole=True)),
-        (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
-        (ALWAYS, TreeConfig(bv=128, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
     ),
     (256, 256, 32): (
         (16, TreeConfig(bv=16, bk=64, warps=4, stages=1, whole=True)),
-        (128, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
-        (ALWAYS, TreeConfig(bv=128, bk=32, warps=8, stages=4, prepare_warps=4, prepare_bk=128)),
+        (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=4, prepare_bk=128)),
     ),
     (128, 128, 64): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8, prepare_bk=64)),),
     (256, 256, 64): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=8, prepare_bk=64)),),
@@ -107,7 +105,7 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
 """By (K, V, T): configurations with the largest number of value heads times sequences that they are for.
 
 On an H200, microseconds for trees of 16 nodes at 1 / 8 / 32 rows of GDN-1.3B (K = 256): 5.3 / 9.8 / 27.7. K = 128 and
-32 nodes at one row have what the nearest of these has.
+32 nodes have what the nearest of these has.
 """
 PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
     (128, 128, 16): (
