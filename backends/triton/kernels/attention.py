@@ -21,12 +21,14 @@ from specc.backends.triton.kernels.region_math import follow
 
 
 @triton.jit
-def page_of(place):
-    """int32 page ids at pointers into the block table.
+def page_of(table, column, C, PAGE: tl.constexpr):
+    """int32 page ids of columns of a sequence; `table`: its C // PAGE entries. Beyond them the last one is repeated.
 
     Not by `tl.load`: a load that another load waits for would take one of the loop's stages, and with it half of the
-    bytes on their way.
+    bytes on their way. But then nothing masks it either in the steps behind the last that a pipelined loop looks ahead
+    to, and the last sequence's next entry may be another allocation's.
     """
+    place = table + tl.minimum(column, C - 1) // PAGE
     if INTERPRETED:
         return tl.load(place)
     else:
@@ -36,16 +38,16 @@ def page_of(place):
 
 
 @triton.jit
-def cache_rows(cache, table, first, stride, BN: tl.constexpr, PAGE: tl.constexpr):
+def cache_rows(cache, table, first, C, stride, BN: tl.constexpr, PAGE: tl.constexpr):
     """Pointers [BN] to the rows of columns first + [0, BN). PAGE > 0: through the block table, PAGE rows a block."""
     inside = tl.arange(0, BN)
     if PAGE == 0:
         return cache + tl.cast(first, tl.int64) * stride + inside * stride
     elif PAGE >= BN:
-        page = page_of(table + first // PAGE).to(tl.int64)
+        page = page_of(table, first, C, PAGE).to(tl.int64)
         return cache + (page * PAGE + first % PAGE) * stride + inside * stride
     else:
-        page = page_of(table + (first + inside) // PAGE).to(tl.int64)
+        page = page_of(table, first + inside, C, PAGE).to(tl.int64)
         return cache + (page * PAGE + (first + inside) % PAGE) * stride
 
 
@@ -124,11 +126,11 @@ def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, D
                PAGE: tl.constexpr, TMA: tl.constexpr):  # fmt: skip
     """[BN,DP] of a cache at columns first + [0, BN), all committed; `rows` points to row 0 of the head."""
     if TMA:
-        row = page_of(table + first // PAGE) * PAGE + first % PAGE if PAGE > 0 else b * C + first
+        row = page_of(table, first, C, PAGE) * PAGE + first % PAGE if PAGE > 0 else b * C + first
         return tiles.load([row, head * D])
     else:
         d = tl.arange(0, DP)
-        place = cache_rows(rows, table, first, stride, BN, PAGE)[:, None] + d[None, :]
+        place = cache_rows(rows, table, first, C, stride, BN, PAGE)[:, None] + d[None, :]
         if D == DP:
             return tl.load(place)
         else:

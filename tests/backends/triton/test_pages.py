@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specc.backends.triton.kernels.attention import cache_rows
 from specc.backends.triton.ops import pages as own
 from specc.backends.triton.ops.attention import tree_attention_cached
 from specc.backends.triton.ops.attention_paged import tree_attention_paged
@@ -82,6 +87,31 @@ def test_attention_is_that_of_the_caches_that_the_table_names(case: Pages, seed:
     for pool in (keys, values):
         pool[free] = 1e30
     assert torch.equal(tree_attention_paged(q, keys, values, case.table, *rest), expected)
+
+
+@triton.jit
+def note_rows(pool: Any, table: Any, rows: Any, C: Any, blocks: Any, BN: tl.constexpr, PAGE: tl.constexpr) -> None:
+    """rows int64 [B,steps,BN]: which of the pool's rows (of one byte) a step of BN columns would read."""
+    b, step = tl.program_id(0), tl.program_id(1)
+    found = cache_rows(pool, table + b * blocks, step * BN, C, 1, BN, PAGE).to(tl.int64) - pool.to(tl.int64)
+    tl.store(rows + (b * tl.num_programs(1) + step) * BN + tl.arange(0, BN), found)
+
+
+@pytest.mark.parametrize(("page", "step"), [(16, 16), (16, 32), (16, 64), (64, 64), (128, 64)])
+def test_steps_behind_the_last_look_up_pages_in_their_own_line_of_the_table(page: int, step: int) -> None:
+    """A pipelined loop looks up the pages of steps that it won't make: nothing masks that, so that the index has to
+    stay inside. Behind the table lies what is no page."""
+    batch, blocks, ahead = 3, 3, 4
+    guarded = torch.full((batch * blocks + ahead * max(step // page, 1),), 1 << 30, dtype=torch.int32)
+    table = guarded[: batch * blocks].view(batch, blocks)
+    table[:] = torch.randperm(batch * blocks, generator=torch.Generator().manual_seed(page)).view(batch, blocks) + 1
+    capacity = page * blocks
+    steps = -(-capacity // step) + ahead
+    rows = torch.empty(batch, steps * step, dtype=torch.int64)
+    note_rows[(batch, steps)](torch.empty(1, dtype=torch.uint8), table, rows, capacity, blocks, BN=step, PAGE=page)
+    column = torch.arange(steps * step)
+    entries = table.long()[:, torch.minimum(column // page, torch.tensor(blocks - 1))]
+    assert torch.equal(rows, entries * page + column % page)
 
 
 def test_the_decoder_writes_the_contiguous_text_to_pages_of_its_own() -> None:
