@@ -52,6 +52,7 @@ class Apart:
     run: Callable[[], None]
     network: bool
     results: list[Any] = field(default_factory=list)
+    depth: int = 0
 
     def __call__(self) -> None:
         """The part alone, from what the other part gave when the whole step ran first."""
@@ -75,8 +76,13 @@ class Apart:
 
     def _recorded(self, function: Call) -> Call:
         def call(*args: Any, **keywords: Any) -> Any:
-            result = function(*args, **keywords)
-            self.results.append(result)
+            self.depth += 1
+            try:
+                result = function(*args, **keywords)
+            finally:
+                self.depth -= 1
+            if self.depth == 0:  # what such a function itself calls isn't called when it gives what it gave
+                self.results.append(result)
             return result
 
         return call

@@ -94,3 +94,14 @@ def test_functions_of_a_step_are_those_that_it_names() -> None:
     found = [name for name, _ in called(module, "run_between")]
     assert sorted(found) == ["draw_children", "fused_linear", "fused_v_nodes_2"]
     assert [name for name in found if of_network(name)] == ["fused_linear", "fused_v_nodes_2"]
+
+
+def test_functions_that_the_other_part_calls_by_itself_give_nothing() -> None:
+    """Attention with its projection is one call of a step and two of the network's functions."""
+    source = SOURCE.replace("return x, 2 * x", "return x, fused_linear(x, 3 * torch.eye(2))")
+    module: Any = import_source(source, "specc_bench_apart")
+    weight, seen = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), list[Any]()
+    Apart(module, "run_between", lambda: module.run_between(weight, seen), False)()
+    assert module.CALLS[-2:] == ["draw", "draw"]
+    assert torch.equal(seen[1][0], seen[0][0])
+    assert torch.equal(seen[1][1], seen[0][1])
