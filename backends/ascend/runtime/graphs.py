@@ -7,7 +7,7 @@ step is a Python number, which would be a graph of its own each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -49,9 +49,8 @@ def flattened(weights: Weights, slots: Views) -> Tensors:
     not a view of one.
     """
     found: list[Tensor] = []
-    for name, value in zip(
-        (*weights._fields, *slots._fields), (*weights, *slots), strict=True
-    ):
+    values: tuple[Tensor | Sequence[Tensor], ...] = (*weights, *slots)
+    for name, value in zip((*weights._fields, *slots._fields), values, strict=True):
         parts = [value] if isinstance(value, Tensor) else value
         found.extend(part.flatten(0, 1) if name in POOLS else part for part in parts)
     return tuple(found)
