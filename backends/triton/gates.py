@@ -17,7 +17,6 @@ same bits however many there are.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from specc.backends.triton.regions.effects import root, touched
+from specc.backends.triton.regions.effects import launches_nothing, root, touched
 from specc.ir import ops
 from specc.ir.clone import clone
-from specc.ir.edit import Editor, bodies, finish, is_impure, loop_parts
+from specc.ir.edit import Editor, bodies, finish, loop_parts
 from specc.ir.effects import is_view
 from specc.ir.prune import prune
 from specc.ir.scope import named_arguments
@@ -117,8 +116,7 @@ def _nothing_between(conv: Node, rule: Node) -> bool:
     """Whether no launch can come between the two: the rule's state is then complete when the convolution starts."""
     order = list(conv.graph.nodes)
     between = order[order.index(conv) + 1 : order.index(rule)]
-    calls = [node for node in between if node.op == "call_function"]
-    return all((is_view(node) and not is_impure(node)) or node.target is operator.getitem for node in calls)
+    return all(launches_nothing(node) for node in between)
 
 
 def _rule(conv: Node) -> Node:

@@ -17,9 +17,10 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from specc.backends.triton.regions.effects import launches_nothing
 from specc.ir import ops
 from specc.ir.clone import clone
-from specc.ir.edit import Editor, finish, is_impure, modules
+from specc.ir.edit import Editor, finish, modules
 from specc.ir.effects import flat_nodes, is_view
 from specc.ir.prune import prune
 from specc.ir.scope import named_arguments
@@ -112,6 +113,6 @@ def _nothing_between(projection: Node, node: Node) -> None:
     """Raises _Refused where anything but a view stands between the two: the op takes the projection's place."""
     item = projection.next
     while item is not node:
-        if item.op == "call_function" and (is_impure(item) or not _shares(item)):
+        if not launches_nothing(item):
             raise _Refused(f"`{item.name}` stands between")
         item = item.next

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,13 @@ def root(node: Node) -> Node:
     while node.op == "call_function" and is_view(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
+
+
+def launches_nothing(node: Node) -> bool:
+    """Whether a node is no kernel: no call, a view, a piece of a result. An op in place gives its operand back and is
+    a kernel."""
+    shares = node.target is operator.getitem or is_view(node)
+    return node.op != "call_function" or (shares and not is_impure(node))
 
 
 def touched(node: Node) -> Touched:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -14,12 +13,11 @@ from specc.backends.printing.naming import is_automatic, wanted_name
 from specc.backends.printing.regions import Generated, Plan, RegionCall, Unit, planned
 from specc.backends.triton.kernels import region_math
 from specc.backends.triton.regions import host
-from specc.backends.triton.regions.effects import Touched, root, touched
+from specc.backends.triton.regions.effects import Touched, launches_nothing, root, touched
 from specc.backends.triton.regions.region import INDENT, Emitted, Region
 from specc.backends.triton.regions.schedule import Level, plan_level
 from specc.ir import ops
 from specc.ir.edit import is_impure
-from specc.ir.effects import is_view
 
 IMPORTS = {
     "triton": "import triton",
@@ -53,13 +51,9 @@ def _made(level: Level) -> Plan:
             ahead = None
         else:
             units.append(unit)
-            if not _launches_nothing(unit):
+            if not launches_nothing(unit):
                 ahead = unit if unit.target in FOLLOWING else None
     return planned(units)
-
-
-def _launches_nothing(node: Node) -> bool:
-    return node.op != "call_function" or node.target is operator.getitem or is_view(node)
 
 
 def _apart(region: Region, emitted: Emitted, other: Touched) -> bool:

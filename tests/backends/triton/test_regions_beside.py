@@ -47,6 +47,12 @@ def between(what: str) -> GraphModule:
     if what == "a launch":
         above = b.call(aten.gt.Scalar, b.call(aten.mm.default, left, right), 0.0)
         return b.output([b.call(aten.mul.Tensor, b.call(aten.add.Tensor, x, above), 2)])
+    if what == "a launch in place":  # it gives its operand back, as a view does
+        again = b.call(aten.bernoulli_.float, wide, 0.5)
+        above = b.call(aten.select.int, b.call(aten.select.int, again, 2, 0), 1, 0)
+        return b.output(
+            [b.call(aten.add.Tensor, b.call(aten.mul.Tensor, b.call(aten.add.Tensor, start, count), 2), 1), above]
+        )
     # Sums over a row are one kernel, what they scale is too wide for it.
     total = b.call(aten.mul.Tensor, b.call(aten.cumsum.default, b.call(aten.cumsum.default, x, 1), 1), 2)
     scaled = b.call(aten.mul.Tensor, wide, b.call(aten.unsqueeze.default, total, 2))
@@ -87,7 +93,9 @@ def test_a_view_launches_nothing_so_that_the_moves_are_still_in_front() -> None:
     assert waits(lines(between("a view"))) == "last"
 
 
-@pytest.mark.parametrize(("what", "expected"), [("a launch", ["first"]), ("a kernel", ["last", "first"])])
+@pytest.mark.parametrize(
+    ("what", "expected"), [("a launch", ["first"]), ("a launch in place", ["first"]), ("a kernel", ["last", "first"])]
+)
 def test_only_the_launch_right_behind_the_moves_starts_beside_them(what: str, expected: list[str]) -> None:
     """What a launch in between gives must be there before the next kernel reads it."""
     assert [waits(found) for found in kernels(between(what))] == expected
