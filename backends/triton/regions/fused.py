@@ -95,13 +95,16 @@ def rope_tables(w: Writer, node: Node) -> tuple[Value, ...]:
     call = f"frequencies({given['dim']}, {given['theta']!r}, {tuple(given['scaling'])!r}, {{device}})"
     pointer = w.table("frequencies", call)
     shape = (*at.shape, half)
-    axes = (*at.axes, len(at.shape))
-    lane = w.arange(padded(half))
-    guard = f", mask={lane} < {half}, other=0" if padded(half) != half else ""
-    frequency = w.let("frequency", f"tl.load({pointer} + {lane}{guard})", torch.float32, (half,), (0,), 0)
+    axes, read = at.axes, f"tl.load({pointer})"  # a head of two dims has one frequency, which needs no axis
+    if half > 1:
+        axes, lane = (*at.axes, len(at.shape)), w.arange(padded(half))
+        guard = f", mask={lane} < {half}, other=0" if padded(half) != half else ""
+        read = f"tl.load({pointer} + {lane}{guard})"
+    own = axes[len(at.axes) :]
+    frequency = w.let("frequency", read, torch.float32, (half,), (0,) if own else (), 0)
     angle = w.let(
         "angle",
-        f"{w.spread_text(w.typed(at), at.axes, axes)} * {w.spread_text(frequency.text, (axes[-1],), axes)}",
+        f"{w.spread_text(w.typed(at), at.axes, axes)} * {w.spread_text(frequency.text, own, axes)}",
         torch.float32,
         shape,
         axes,

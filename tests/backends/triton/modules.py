@@ -76,6 +76,7 @@ TARGETS: Mapping[str, dict[str, Any]] = {
         "config": _TRANSFORMER | {"num_key_value_heads": 1, "hidden_size": 24, "tie_word_embeddings": True},
     },
     "pangu": {"family": "pangu", "config": _TRANSFORMER | {"num_attention_heads": 3, "num_key_value_heads": 1}},
+    "narrow heads": {"family": "llama", "config": _TRANSFORMER | {"head_dim": 2}},
     "delta": {"family": "gated_deltanet", "config": _DELTA},
     "shared heads": {
         "family": "gated_deltanet",

@@ -21,6 +21,7 @@ ALWAYS = (
     Cell("qwen3", "static tree", "path", "true_q"),
     Cell("llama", "eagle", "path"),
     Cell("llama", "bigram", "path"),
+    Cell("narrow heads", "dynamic tree", "path, deferred"),
     Cell("experts", "lookup tree", "deferred"),
     Cell("llama", "chain", "path, deferred", page=16),
 )
