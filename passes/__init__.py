@@ -99,5 +99,5 @@ def pipeline_of(spec: Spec, spans: Mapping[str, Span] | None = None, target: str
     if fewer or PlanBuffers.name in names:
         chosen += tuple(item for item in more if item.name not in names)
     pipeline = Pipeline(chosen)
-    pipeline.check_order()
+    pipeline.check_order(span=place, available=AVAILABLE.values())
     return pipeline

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -123,22 +123,35 @@ class Pipeline:
 
     passes: tuple[Pass, ...]
 
-    def check_order(self, properties: frozenset[str] = frozenset()) -> None:
-        """Raise DiagnosticError (SPC250) where a pass requires what is not there, for all passes at once."""
+    def check_order(
+        self,
+        properties: frozenset[str] = frozenset(),
+        span: Span | None = None,
+        available: Iterable[type[Pass]] = (),
+    ) -> None:
+        """Raise DiagnosticError (SPC250) where a pass requires what is not there, for all passes at once.
+
+        `span` is where the passes were listed, `available` those that could be added.
+        """
+        known = tuple(available)
         held, lost_by = set(properties), dict[str, str]()
         findings: list[Diagnostic] = []
         for item in self.passes:
             for name in sorted(item.requires - held):
-                findings.append(self._order_error(item, name, lost_by.get(name)))
+                finding = self._order_error(item, name, lost_by.get(name), known)
+                findings.append(replace(finding, span=span, label="in this list" if span else ""))
             lost_by |= dict.fromkeys(held - item.preserves - item.establishes, item.name)
             held = (held & item.preserves) | item.establishes
         if findings:
             raise DiagnosticError(findings)
 
-    def _order_error(self, item: Pass, name: str, lost_by: str | None) -> Diagnostic:
+    def _order_error(self, item: Pass, name: str, lost_by: str | None, available: Sequence[type[Pass]]) -> Diagnostic:
         makers = [other.name for other in self.passes if name in other.establishes]
         why = f"`{lost_by}` loses it before" if lost_by else "no pass before it establishes it"
-        remedy = f"put `{makers[0]}` before it" if makers else "add a pass that establishes it, or drop this one"
+        others = [other.name for other in available if name in other.establishes]
+        remedy = "add a pass that establishes it, or drop this one"
+        if makers or others:
+            remedy = f"put `{makers[0]}` before it" if makers else f"add `{others[0]}` before it, or drop this one"
         if lost_by and makers:
             remedy = f"put `{item.name}` between `{makers[0]}` and `{lost_by}`"
         return error("SPC250", f"pass `{item.name}` requires {name}, but {why}", help=remedy)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specc import manager
-from specc.diagnostics import DiagnosticError
+from specc.diagnostics import DiagnosticError, Span
 from specc.ir.build import GraphBuilder, fake
 from specc.ir.dims import BATCH
 from specc.ir.parser import parse_program
@@ -136,6 +136,15 @@ def test_a_missing_pass_is_refused_with_every_missing_property() -> None:
         Pipeline((NeedsSafe(), AddMore())).check_order()
     assert codes(caught) == ["SPC250", "SPC250"]
     assert "put `add-more` before it" in caught.value.diagnostics[0].help
+
+
+def test_a_list_of_passes_is_blamed_at_its_place_and_told_what_to_add() -> None:
+    place = Span("demo.yaml", 9, 1, 7, "passes: [add-more]")
+    with pytest.raises(DiagnosticError) as caught:
+        Pipeline((NeedsSafe(),)).check_order(span=place, available=(AddMore,))
+    finding = caught.value.diagnostics[0]
+    assert finding.span == place
+    assert finding.help == "add `add-more` before it, or drop this one"
 
 
 def test_a_false_promise_is_found_on_the_result() -> None:
