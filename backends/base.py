@@ -82,7 +82,8 @@ def refusals(backend: Backend, program: DecodeProgram, spec: Mapping[str, Any] |
     if table.ops is not None:
         used = {name for module in program.graphs.values() for name in ops_used(module)}
         for name in sorted(used - table.ops):
-            found.append(error("SPC260", f"target `{backend.name}` has no form of the op `{name}`"))
+            message = f"target `{backend.name}` has no form of the op `{name}`"
+            found.append(error("SPC260", message, help="compile for another target, or use `passes: default`"))
     for name in sorted(table.properties - program.properties):
         message = f"target `{backend.name}` needs a program that is {name}"
         found.append(error("SPC261", message, help="add the pass that establishes it, or use `passes: default`"))

@@ -17,6 +17,7 @@ Severity = Literal["error", "warning", "note"]
 
 TAB_WIDTH = 4
 MAX_LINE_WIDTH = 160
+MAX_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,8 +137,10 @@ def in_source_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def render_text(diagnostics: Iterable[Diagnostic]) -> str:
-    """All diagnostics as text, separated by blank lines, without a trailing newline."""
-    return "\n\n".join(item.render() for item in diagnostics)
+    """The diagnostics as text (of very many the first ones), separated by blank lines, without a trailing newline."""
+    texts = [item.render() for item in diagnostics]
+    more = len(texts) - MAX_SHOWN
+    return "\n\n".join(texts[:MAX_SHOWN] + ([f"… and {more} more"] if more > 0 else []))
 
 
 def render_json(diagnostics: Iterable[Diagnostic]) -> str:

@@ -31,7 +31,8 @@ def from_options(
             findings.append(error("SPC252", f"`{key}` is not an option of pass `{name}`", span, help=has))
         elif not _fits(value, hints[key]):
             wanted = getattr(hints[key], "__name__", str(hints[key]))
-            findings.append(error("SPC252", f"option `{key}` of pass `{name}` must be {wanted}, not {value!r}", span))
+            message = f"option `{key}` of pass `{name}` must be {wanted}, not {value!r}"
+            findings.append(error("SPC252", message, span, help=f"its default is {fields[key].default!r}"))
         else:
             values[key] = tuple(value) if isinstance(value, list) else value
     if findings:

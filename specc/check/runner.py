@@ -256,7 +256,8 @@ def replay(
     checks, tally = Checks(selected_ids(invariants)), Tally(examples=1)
     bench = Workbench.of(loaded, seed, target=target, device=device)
     if example.variation >= len(bench.variations):
-        raise DiagnosticError([error("SPC501", "the replay token names a variation that this spec does not have")])
+        message = "the replay token names a variation that this spec does not have"
+        raise DiagnosticError([error("SPC501", message, help="give the spec and the --seed that printed it")])
     found = None
     try:
         Session(bench.subject(example.variation), example, checks, tally).run()

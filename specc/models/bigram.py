@@ -22,6 +22,7 @@ from specc.models.checkpoint import check_checkpoint
 from specc.models.families import read_config
 from specc.models.weights import WeightEntry
 
+REBUILD = "build the tables again: specc train draft SPEC"
 MODEL_TYPE = "bigram"
 NEXT_TOKEN, NEXT_LOG_PROB = "next_token", "next_log_prob"
 
@@ -91,7 +92,7 @@ def read_bigram(folder: Path, geometry: BigramGeometry) -> tuple[Tensor, Tensor]
     next_token, next_log_prob = tables[NEXT_TOKEN].to(torch.int64), tables[NEXT_LOG_PROB]
     faults = list(table_faults(next_token, next_log_prob))
     if faults:
-        raise DiagnosticError([error("SPC418", f"{folder}: {fault}") for fault in faults])
+        raise DiagnosticError([error("SPC418", f"{folder}: {fault}", help=REBUILD) for fault in faults])
     return next_token, next_log_prob
 
 
@@ -100,5 +101,6 @@ def _tensor(file: Path, name: str) -> Tensor:
         with safe_open(file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
     except SafetensorError as problem:
-        raise DiagnosticError([error("SPC404", f"the weight file {file} is malformed: {problem}")]) from None
+        message = f"the weight file {file} is malformed: {problem}"
+        raise DiagnosticError([error("SPC404", message, help=REBUILD)]) from None
     return tensor

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specc.diagnostics import Diagnostic, DiagnosticError, error
+from specc.models.families import LAYOUT
 from specc.models.finite import all_finite, check_finite, finding
 from specc.models.geometry import Geometry
 from specc.models.safetensors_header import TensorHeader, read_header
@@ -31,6 +32,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 MAX_LISTED = 8
+COPY_AGAIN = "fetch or copy the checkpoint again"
+DESCRIBES = "does the spec describe this checkpoint (family, layers, biases, tied embeddings)?"
 ALLOWED_TYPES: Mapping[Kind, frozenset[str]] = {
     "float": frozenset({"F64", "F32", "F16", "BF16"}),
     "float32": frozenset({"F32"}),
@@ -121,13 +124,14 @@ def _trusted(folder: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as problem:
-        raise DiagnosticError([error("SPC404", f"a weight file of {folder} is malformed: {problem}")]) from None
+        message = f"a weight file of {folder} is malformed: {problem}"
+        raise DiagnosticError([error("SPC404", message, help=COPY_AGAIN)]) from None
 
 
 def checkpoint_headers(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor that the checkpoint declares, by its stored name; reads no tensor data."""
     if not folder.is_dir():
-        raise DiagnosticError([error("SPC401", f"the model folder {folder} does not exist")])
+        raise DiagnosticError([error("SPC401", f"the model folder {folder} does not exist", help=LAYOUT)])
     if (folder / SINGLE).exists():
         return read_header(_inside(folder, SINGLE))
     if (folder / INDEX).exists():
@@ -157,12 +161,12 @@ def _indexed_headers(folder: Path) -> dict[str, TensorHeader]:
         if not all(isinstance(name, str) for name in weight_map.values()):
             raise ValueError("weight_map must map tensor names to file names")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise DiagnosticError([error("SPC404", f"{path} is malformed: {problem}")]) from None
+        raise DiagnosticError([error("SPC404", f"{path} is malformed: {problem}", help=COPY_AGAIN)]) from None
     shards = {name: read_header(_inside(folder, name)) for name in sorted(set(weight_map.values()))}
     absent = [name for name, shard in weight_map.items() if name not in shards[shard]]
     if absent:
         message = f"{path} lists tensors that their files do not have: {_listed(absent)}"
-        raise DiagnosticError([error("SPC404", message)])
+        raise DiagnosticError([error("SPC404", message, help=COPY_AGAIN)])
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
@@ -181,7 +185,7 @@ def _inside(folder: Path, name: str) -> Path:
         message = f"{folder / INDEX} names {name!r}, which lies outside the checkpoint folder"
         raise DiagnosticError([error("SPC405", message, help="copy the file into the folder")])
     if not target.is_file():
-        raise DiagnosticError([error("SPC404", f"{folder} has no file {name!r}")])
+        raise DiagnosticError([error("SPC404", f"{folder} has no file {name!r}", help=COPY_AGAIN)])
     return target
 
 
@@ -205,9 +209,11 @@ def _match(
         if item.header.shape != item.shape:
             message = f"tensor `{item.stored_name}` has shape {_shape(item.header.shape)}"
             expected = f"the spec's geometry gives {_shape(item.shape)}"
-            findings.append(error("SPC408", f"{message}; {expected}"))
+            findings.append(error("SPC408", f"{message}; {expected}", help=DESCRIBES))
         if item.header.dtype not in ALLOWED_TYPES[item.entry.kind]:
-            findings.append(error("SPC409", f"tensor `{item.stored_name}` has type {item.header.dtype}"))
+            known = ", ".join(sorted(ALLOWED_TYPES[item.entry.kind]))
+            message = f"tensor `{item.stored_name}` has type {item.header.dtype}"
+            findings.append(error("SPC409", message, help=f"convert it to one of {known}"))
     used = {item.stored_name for item in wanted}
     tied = all(entry.checkpoint_name != UNTIED_HEAD for entry in table)
     unexpected = [
@@ -219,12 +225,11 @@ def _match(
         and not (tied and name == UNTIED_HEAD)
     ]
     if missing:
-        help_text = "does the spec describe this checkpoint (family, layers, biases, tied embeddings)?"
         text = f"the checkpoint lacks {len(missing)} tensors: {_listed(missing)}"
-        findings.insert(0, error("SPC406", text, help=help_text))
+        findings.insert(0, error("SPC406", text, help=DESCRIBES))
     if unexpected:
         text = f"the checkpoint has {len(unexpected)} tensors that the spec does not know: {_listed(unexpected)}"
-        findings.append(error("SPC407", text))
+        findings.append(error("SPC407", text, help=DESCRIBES))
     return wanted, findings
 
 

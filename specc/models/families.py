@@ -17,6 +17,8 @@ from specc.models.geometry import Geometry, geometry_of_config
 from specc.models.written_config import written_config
 
 MAX_CONFIG_BYTES = 1 << 20
+LAYOUT = "give a folder in the Hugging Face layout: config.json, *.safetensors, tokenizer.json"
+PUBLISHED = "give a config.json of a supported model as it was published"
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 4096
 REQUIRED_SIZES = (
@@ -82,17 +84,19 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     path = folder / name
     try:
         if not folder.is_dir():
-            raise _refused("SPC401", f"the model folder {folder} does not exist")
+            what = "is not a folder" if folder.exists() else "does not exist"
+            raise _refused("SPC401", f"the model folder {folder} {what}", LAYOUT)
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise _refused("SPC401", f"{path} is not a regular file", LAYOUT)
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise _refused("SPC401", f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+            raise _refused("SPC401", f"{path} is larger than {MAX_CONFIG_BYTES} bytes", LAYOUT)
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        help_text = "give a folder in the Hugging Face layout: config.json, *.safetensors, tokenizer.json"
-        raise DiagnosticError([error("SPC401", f"{folder} has no {name}", help=help_text)]) from None
+        raise _refused("SPC401", f"{folder} has no {name}", LAYOUT) from None
     except (OSError, ValueError, RecursionError) as problem:
-        raise _refused("SPC401", f"{path} cannot be read: {problem}") from None
+        raise _refused("SPC401", f"{path} cannot be read: {problem}", PUBLISHED) from None
     if not isinstance(config, dict):
-        raise _refused("SPC401", f"{path} is not a JSON object")
+        raise _refused("SPC401", f"{path} is not a JSON object", PUBLISHED)
     return config
 
 
@@ -110,19 +114,21 @@ def config_geometry(config: Mapping[str, Any], where: str = "config.json", famil
     found = family or by_type.get(str(config.get("model_type")), "")
     if not found:
         known = ", ".join(sorted(by_type))
-        raise _refused("SPC402", f"{where}: model_type {config.get('model_type')!r} is not one of {known}")
-    problems = [error("SPC402", f"{where}: {text}") for text in _problems(found, config)]
+        message = f"{where}: model_type {config.get('model_type')!r} is not one of {known}"
+        raise _refused("SPC402", message, "give a checkpoint of one of these families")
+    problems = [error("SPC402", f"{where}: {text}", help=PUBLISHED) for text in _problems(found, config)]
     if problems:
         raise DiagnosticError(problems)
     try:
         geometry = geometry_of_config(found, config)
     except (KeyError, ValueError, TypeError, OverflowError) as problem:
-        raise _refused("SPC402", f"{where}: {problem}") from None
+        raise _refused("SPC402", f"{where}: {problem}", PUBLISHED) from None
     if geometry.num_attention_heads % max(geometry.num_key_value_heads, 1) or geometry.head_dim % 2:
         heads, groups = geometry.num_attention_heads, geometry.num_key_value_heads
         raise _refused(
             "SPC402",
             f"{where}: {heads} heads on {groups} key/value heads of {geometry.head_dim} do not divide",
+            PUBLISHED,
         )
     return geometry
 
@@ -174,6 +180,6 @@ def hugging_face_config(geometry: Geometry, dtype: str = "float32") -> dict[str,
     return {**names, **written_config(geometry), "torch_dtype": dtype}
 
 
-def _refused(code: str, message: str) -> DiagnosticError:
-    found: Diagnostic = error(code, message)
+def _refused(code: str, message: str, remedy: str) -> DiagnosticError:
+    found: Diagnostic = error(code, message, help=remedy)
     return DiagnosticError([found])

@@ -50,7 +50,8 @@ def check_finite(places: Iterable[tuple[Path, str]]) -> None:
                     files[file] = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
                 tensor: Tensor = files[file].get_tensor(name)
             except SafetensorError as problem:
-                raise DiagnosticError([error("SPC404", f"the weight file {file} is malformed: {problem}")]) from None
+                message = f"the weight file {file} is malformed: {problem}"
+                raise DiagnosticError([error("SPC404", message, help="copy the file again")]) from None
             if not all_finite(tensor):
                 findings.append(finding(file, name, tensor))
                 if len(findings) == MAX_LISTED:

@@ -22,6 +22,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 Cell = bool | int | float | str | None
 Number = Annotated[float, Field(allow_inf_nan=False)]
+WRITTEN = "give a file or folder that `specc bench` has written"
 MAX_BYTES = 64 * 2**20
 
 
@@ -210,15 +211,14 @@ def _object(file: Path) -> Mapping[str, Any]:
     except OSError as problem:
         raise DiagnosticError([_unreadable(file, str(problem.strerror))]) from None
     except (ValueError, RecursionError) as problem:
-        raise DiagnosticError([error("SPC486", f"{file} is not JSON: {problem}")]) from None
+        raise DiagnosticError([error("SPC486", f"{file} is not JSON: {problem}", help=WRITTEN)]) from None
     if not isinstance(found, dict):
-        raise DiagnosticError([error("SPC486", f"{file} is not a JSON object")])
+        raise DiagnosticError([error("SPC486", f"{file} is not a JSON object", help=WRITTEN)])
     return found
 
 
 def _unreadable(path: Path, reason: str) -> Diagnostic:
-    remedy = "give a file or folder that `specc bench` has written"
-    return error("SPC485", f"can't read results from `{path}`: {reason}", help=remedy)
+    return error("SPC485", f"can't read results from `{path}`: {reason}", help=WRITTEN)
 
 
 def _said(problem: ValidationError) -> str:

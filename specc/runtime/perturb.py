@@ -52,7 +52,7 @@ def check_self_perturbed(spec: Spec) -> None:
     """Raise DiagnosticError (SPC413) unless the spec's draft model has the target's family and sizes."""
     if spec.draft.method != "draft_model":
         message = f"a simulated drafter needs `draft.method: draft_model`, the spec has `{spec.draft.method}`"
-        raise DiagnosticError([error("SPC413", message)])
+        raise DiagnosticError([error("SPC413", message, help="give the drafter's own folder")])
     if spec.draft_geometry != spec.target.geometry:
         message = "a simulated drafter needs `draft.config` to equal `target.config`"
         raise DiagnosticError([error("SPC413", message, help="copy target.config into draft.config")])

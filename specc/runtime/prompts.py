@@ -74,13 +74,13 @@ def load_prompts(path: Path) -> list[Prompt]:
         except (ValueError, RecursionError, DiagnosticError) as problem:
             text = problem.diagnostics[0].message if isinstance(problem, DiagnosticError) else str(problem)
             span = Span(str(path), number, 1, len(line) + 1, line)
-            findings.append(error("SPC451", text, span))
+            findings.append(error("SPC451", text, span, help=PROMPTS_HELP))
     if findings:
         more = len(findings) - MAX_SHOWN
-        rest = [error("SPC451", f"{more} more lines of {path} are no prompts")] if more > 0 else []
+        rest = [error("SPC451", f"{more} more lines of {path} are no prompts", help=PROMPTS_HELP)] if more > 0 else []
         raise DiagnosticError(findings[:MAX_SHOWN] + rest)
     if not prompts:
-        raise DiagnosticError([error("SPC452", f"{path} has no prompts")])
+        raise DiagnosticError([error("SPC452", f"{path} has no prompts", help=PROMPTS_HELP)])
     return prompts
 
 
@@ -100,7 +100,8 @@ def _lines(path: Path) -> list[str]:
     """Lines by newline only: other separators (U+2028) may stand inside a JSON text."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise DiagnosticError([error("SPC450", f"{path} is larger than {MAX_BYTES} bytes")])
+            message = f"{path} is larger than {MAX_BYTES} bytes"
+            raise DiagnosticError([error("SPC450", message, help="give a smaller file")])
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise DiagnosticError([error("SPC450", f"{path} does not exist", help=PROMPTS_HELP)]) from None

@@ -95,7 +95,8 @@ def _drafter(loaded: LoadedSpec, draft_model: str | None) -> Path | SelfPerturbe
     method = loaded.spec.draft.method
     if method not in ("draft_model", "eagle3", "bigram"):
         if draft_model is not None:
-            raise DiagnosticError([error("SPC412", f"`draft.method: {method}` has no weights to load")])
+            message = f"`draft.method: {method}` has no weights to load"
+            raise DiagnosticError([error("SPC412", message, help="leave --draft-model out")])
         return None
     if draft_model is None and loaded.draft_folder is None:
         message = f"`draft.method: {method}` needs the drafter's weights"

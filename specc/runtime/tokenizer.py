@@ -12,11 +12,13 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specc.diagnostics import DiagnosticError, error
-from specc.models.families import read_config
+from specc.models.families import LAYOUT, read_config
 
 Message = Mapping[str, str]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+OWN_TEMPLATE = "give plain text prompts (--raw), or put chat_template.jinja into the folder"
+MESSAGES = 'write [{"role": "user", "content": "…"}, …]'
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -40,13 +42,13 @@ class Tokenizer:
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise _refused("SPC440", f"{folder} has no tokenizer.json")
+            raise _refused("SPC440", f"{folder} has no tokenizer.json", LAYOUT)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as problem:
             if type(problem) is not Exception:  # `tokenizers` raises the bare class for every malformed file
                 raise
-            raise _refused("SPC440", f"{path} cannot be loaded: {problem}") from None
+            raise _refused("SPC440", f"{path} cannot be loaded: {problem}", "copy the file again") from None
         settings = _optional(folder, "tokenizer_config.json")
         special = {name: _token_text(settings.get(name)) for name in SPECIAL_TOKENS}
         return cls(backend, _stop_tokens(folder), _template(folder, settings), special)
@@ -73,8 +75,7 @@ class Tokenizer:
         """The chat as the template's text. The template runs in a sandbox that cannot change what it is given."""
         checked = check_messages(messages)
         if self.chat_template is None:
-            help_text = "give plain text prompts, or put chat_template.jinja into the folder"
-            raise _refused("SPC441", "the model folder has no chat template", help_text)
+            raise _refused("SPC441", "the model folder has no chat template", OWN_TEMPLATE)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -83,7 +84,7 @@ class Tokenizer:
             template = environment.from_string(self.chat_template)
             return template.render(messages=checked, add_generation_prompt=add_generation_prompt, **self.special_tokens)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as problem:
-            raise _refused("SPC441", f"the chat template failed: {problem}") from None
+            raise _refused("SPC441", f"the chat template failed: {problem}", OWN_TEMPLATE) from None
 
     def stream(self) -> TextStream:
         """A new detokenizer for one generated text."""
@@ -128,13 +129,13 @@ class TextStream:
 def check_messages(messages: object) -> list[dict[str, str]]:
     """A non-empty list of {role, content} with text in both; SPC442 otherwise."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise _refused("SPC442", "messages must be a non-empty list of {role, content}")
+        raise _refused("SPC442", "messages must be a non-empty list of {role, content}", MESSAGES)
     checked = []
     for position, message in enumerate(messages):
         fields = message if isinstance(message, Mapping) else {}
         role, content = fields.get("role"), fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            raise _refused("SPC442", f"message {position + 1} must have text in `role` and `content`")
+            raise _refused("SPC442", f"message {position + 1} must have text in `role` and `content`", MESSAGES)
         checked.append({"role": role, "content": content})
     return checked
 
@@ -156,7 +157,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as problem:
-            raise _refused("SPC441", f"{path} cannot be read: {problem}") from None
+            raise _refused("SPC441", f"{path} cannot be read: {problem}", "save the file as UTF-8") from None
     value = settings.get("chat_template")
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
@@ -179,5 +180,5 @@ def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _refused(code: str, message: str, help: str = "") -> DiagnosticError:
+def _refused(code: str, message: str, help: str) -> DiagnosticError:
     return DiagnosticError([error(code, message, help=help)])

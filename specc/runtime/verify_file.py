@@ -32,7 +32,7 @@ def check_file(path: Path) -> ModuleCheck:
     """Read the header and recompute the content's hash. Raises DiagnosticError (SPC455) for any other file."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise DiagnosticError([error("SPC455", f"{path} is larger than {MAX_BYTES} bytes")])
+            raise DiagnosticError([error("SPC455", f"{path} is larger than {MAX_BYTES} bytes", help=REMEDY)])
         text = path.read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as problem:
         raise DiagnosticError([error("SPC455", f"{path} cannot be read: {problem.strerror}", help=REMEDY)]) from None

@@ -17,6 +17,7 @@ TREE_STEPS = 5
 TREE_TOP_K = 4
 TREE_TOKENS = 15  # 16 nodes with the root: one decode round of every backend
 SEQUENCE_LENGTH = 4096
+MOST_NODES, MOST_STEPS = 1024, 256  # of the fields of Draft: what is beyond is reported where `choices` says it
 
 
 def dynamic_capacity(method: str, top_k: int, num_steps: int) -> int:
@@ -133,9 +134,9 @@ def _fill_static(draft: dict[str, Any]) -> None:
         return
     _set(
         draft,
-        num_speculative_tokens=len(choices),
-        num_steps=max(len(path) for path in paths),
-        top_k=max(1, max(ranks) + 1),
+        num_speculative_tokens=min(len(choices), MOST_NODES),
+        num_steps=min(max(len(path) for path in paths), MOST_STEPS),
+        top_k=min(max(1, max(ranks) + 1), MOST_NODES),
     )
 
 

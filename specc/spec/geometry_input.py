@@ -68,6 +68,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "use_bias": (False,),
 }
 
+_TABLES = "give the folder that `specc train draft` wrote, or leave `checkpoint` out"
 MODEL_TYPES: Mapping[str, tuple[str, ...]] = {name: family.model_types for name, family in FAMILIES.items()}
 
 
@@ -86,7 +87,7 @@ class Preparation:
         self.findings: list[Diagnostic] = []
         self.handled: set[str] = set()
 
-    def refuse(self, key: str, message: str, help: str = "") -> None:
+    def refuse(self, key: str, message: str, help: str) -> None:
         """SPC103 about `key`."""
         span = self.source.span(*self.path) if self.from_file else self.source.span(*self.path, key)
         place = "config.json" if self.from_file else "the config"
@@ -139,7 +140,8 @@ def prepare_eagle(
     ):
         value = raw.get(key)
         if value is not None and expected is not None and value != expected:
-            work.refuse(key, f"an EAGLE-3 head of this target has {key} {expected}, not {value}")
+            wanted = f"an EAGLE-3 head of this target has {key} {expected}, not {value}"
+            work.refuse(key, wanted, f"write {expected}, or give the head that was trained for this target")
     defaults: dict[str, Any] = {}
     for key in ("hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps"):
         defaults[key] = getattr(target, key, None)
@@ -169,7 +171,7 @@ def prepare_bigram(
     work.handled.add("model_type")
     kind = raw.get("model_type", "bigram" if not from_file else None)
     if kind != "bigram":
-        work.refuse("model_type", f"a bigram drafter has model_type bigram, not {kind}")
+        work.refuse("model_type", f"a bigram drafter has model_type bigram, not {kind}", _TABLES)
     return work.finish(BigramConfig, {"vocab_size": getattr(target, "vocab_size", None)}), work.findings
 
 
@@ -215,7 +217,8 @@ def _layer_types(work: Preparation, family: str) -> None:
     known = {"full_attention", "linear_attention"} if family == "qwen3_next" else {"full_attention"}
     if any(not isinstance(kind, str) or kind not in known for kind in kinds):
         work.handled.add("layer_types")
-        work.refuse("layer_types", f"layers other than {', '.join(sorted(known))} are not supported")
+        listed = " and ".join(sorted(known))
+        work.refuse("layer_types", f"layers other than {listed} are not supported", f"list {listed} only")
     elif family != "qwen3_next":
         work.handled.add("layer_types")
 
@@ -277,7 +280,8 @@ def _deltanet_defaults(work: Preparation) -> dict[str, Any]:
     heads, hidden, ratio = _size(work.raw, "num_heads"), _size(work.raw, "hidden_size"), work.raw.get("hidden_ratio")
     work.handled.add("hidden_ratio")
     if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1024):
-        work.refuse("hidden_ratio", "`hidden_ratio` is not a number between 0 and 1024")
+        remedy = "leave it out for 4, or give intermediate_size"
+        work.refuse("hidden_ratio", "`hidden_ratio` is not a number between 0 and 1024", remedy)
         ratio = None
     width = hidden if hidden and hidden <= 1 << 20 else 1
     return {"num_v_heads": heads or 1, "intermediate_size": fla_intermediate_size(width, ratio)}

@@ -16,6 +16,8 @@ from specc.spec.names import TRANSFORMER_FAMILIES
 from specc.spec.source import Path, SourceMap
 from specc.spec.structure import build, wrong_type
 
+GIVE_A_FOLDER = "give a folder with a Hugging Face config.json, relative to the spec's own folder"
+
 Kind = TypeVar("Kind", EagleConfig, BigramConfig)
 Prepare = Callable[[object, Mapping[str, Any], Path, SourceMap, bool], tuple[dict[str, Any], list[Diagnostic]]]
 
@@ -148,7 +150,7 @@ class ModelReader:
             return None
         path: Path = (section, "checkpoint")
         if not checkpoint.isprintable():
-            self.add("SPC102", "the path has characters that can't be printed", path, label="not a path")
+            self.add("SPC102", "the path has characters that can't be printed", path, "not a path", GIVE_A_FOLDER)
             return None
         try:
             return Written(read_config(self.base / checkpoint), path, True)
@@ -157,7 +159,7 @@ class ModelReader:
                 self.add(
                     "SPC102", f"can't read the geometry of `{section}.checkpoint`: {item.message}", path,
                     label="no usable config.json",
-                    help="give a folder with a Hugging Face config.json, relative to the spec's own folder",
+                    help=GIVE_A_FOLDER,
                 )  # fmt: skip
             return None
 
@@ -172,10 +174,10 @@ class ModelReader:
                 message=f"config.json: {item.message.replace('.checkpoint.', '.config.')}",
                 span=self.source.span(*found.path),
                 label="in this folder's config.json",
-                help="",
+                help=item.help or "correct it in that file, or give `config` instead of `checkpoint`",
             )
             for item in findings
         ]
 
-    def add(self, code: str, message: str, path: Path, label: str, help: str = "") -> None:
+    def add(self, code: str, message: str, path: Path, label: str, help: str) -> None:
         self.findings.append(error(code, message, self.source.span(*path), label=label, help=help))

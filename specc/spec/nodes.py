@@ -141,19 +141,22 @@ def _bad_character(text: Text, problem: ReaderError) -> Diagnostic:
         "SPC001",
         f"the character U+{code:04X} is not allowed in YAML",
         text.at(len(before) - 1, len(before[-1])),
-        label="remove it",
+        label="not allowed",
+        help="remove it; in double quotes it can be written as an escape",
     )
 
 
 def _syntax(text: Text, problem: yaml.MarkedYAMLError) -> Diagnostic:
     what = problem.problem or "it can't be read"
-    help_text = ""
+    help_text = "check the brackets, quotes and indentation here and above"
     if "'\\t'" in what:
         help_text = "indent with spaces: YAML does not allow tabs there"
     elif "mapping values are not allowed" in what:
         help_text = "put text that contains `: ` in quotes, and check the indentation"
     elif "undefined alias" in what:
         help_text = "define it first, as in `key: &name value`"
+    elif "second occurrence" in what:
+        what, help_text = "an anchor of this name stands above", "give one of the two anchors another name"
     notes = []
     if problem.context and problem.context_mark:
         notes = [f"{problem.context}, line {problem.context_mark.line + text.line_offset + 1}"]

@@ -103,4 +103,10 @@ def _malformed(text: str, whole: Span) -> Diagnostic:
 
 
 def _blocked(problem: str, name: str, whole: Span) -> Diagnostic:
-    return error("SPC017", f"can't set `{name.strip()}`: {problem}", whole, label="no such place")
+    return error(
+        "SPC017",
+        f"can't set `{name.strip()}`: {problem}",
+        whole,
+        label="no such place",
+        help="`specc schema` prints all keys; items of a list are numbered from 0",
+    )

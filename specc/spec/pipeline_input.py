@@ -90,7 +90,13 @@ def read_invariants(raw: object, source: SourceMap, broken: Collection[Path]) ->
             )
         elif item in names:
             findings.append(
-                error("SPC173", f"invariant `{item}` is listed twice", source.span(*path), label="again here")
+                error(
+                    "SPC173",
+                    f"invariant `{item}` is listed twice",
+                    source.span(*path),
+                    label="again here",
+                    help="remove one",
+                )
             )
         else:
             names.append(item)
@@ -112,6 +118,7 @@ def _option_problems(options: object, path: Path, source: SourceMap) -> list[Dia
                     f"`{key}` can't be an option of a pass: names have the form `{_OPTION_NAME.pattern}`",
                     source.key_span(*path, key),
                     label="not an allowed name",
+                    help="write the name of one of the pass's options, a plain word",
                 )
             )
         items = value if isinstance(value, list) else [value]

@@ -90,5 +90,10 @@ def _integer(text: str) -> int:
 def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise BadScalar("SPC015", "this number is beyond the range of a float64", "too large", "")
+        raise BadScalar(
+            "SPC015",
+            "this number is beyond the range of a float64",
+            "too large",
+            "write a smaller number: float64 ends at 1.8e308",
+        )
     return value

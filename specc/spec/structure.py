@@ -39,6 +39,15 @@ _WRITTEN = {
     "family": "family: llama",
 }
 _LENGTH = {"string_too_short", "string_too_long", "too_short", "too_long"}
+_OUT_OF_RANGE = "write a number in this range, or leave the key out if it has a default"
+_WRITE = {
+    "a whole number": "write digits alone, such as 4",
+    "a number": "write digits alone, such as 0.5",
+    "true or false": "write true or false, without quotes",
+    "text": "write one line of text, in quotes",
+    "a list": "write its items in brackets, as in [1, 2]",
+    "a mapping": "write keys with values, as in {key: value}",
+}
 
 
 def build(
@@ -58,9 +67,13 @@ def build(
         return model.model_validate(plain(raw)), []
     except ValidationError as problem:
         findings = []
-        for item in problem.errors(include_url=False):
-            where = (*path, *(part for part in item["loc"] if not str(part).startswith("<")))
-            if not any(where[: len(known)] == known for known in broken):
+        items = problem.errors(include_url=False)
+        places = [(*path, *(part for part in item["loc"] if not str(part).startswith("<"))) for item in items]
+        # A list counts as short for each of its items that was refused.
+        shortened = {place[:length] for place in places for length in range(len(place))}
+        for item, where in zip(items, places, strict=True):
+            follows = item["type"] == "too_short" and where in shortened
+            if not follows and not any(where[: len(known)] == known for known in broken):
                 findings.append(_diagnostic(item, where, model, source, elsewhere or {}))
         return None, findings
 
@@ -139,7 +152,7 @@ def not_a_choice(value: object, choices: Collection[str], path: Path, source: So
         f"`{dotted(path)}` must be {expected}, not {shown(value)}",
         source.span(*path),
         label="not one of the choices",
-        help=hint if hint.startswith("did") else "",
+        help=hint if hint.startswith("did") else f"for example `{path[-1]}: {next(iter(choices))}`",
     )
 
 
@@ -163,10 +176,10 @@ def _diagnostic(
         key, words = _COMPARISON[kind]
         limit = f"{words} {context[key]}"
         message = f"`{dotted(path)}` must be {limit}, but is {value}"
-        return error("SPC024", message, source.span(*path), label=f"must be {limit}")
+        return error("SPC024", message, source.span(*path), label=f"must be {limit}", help=_OUT_OF_RANGE)
     if kind == "finite_number":
         message = f"`{dotted(path)}` must be a finite number, but is {value}"
-        return error("SPC024", message, source.span(*path), label="not finite")
+        return error("SPC024", message, source.span(*path), label="not finite", help=_OUT_OF_RANGE)
     if kind == "string_pattern_mismatch":
         return _bad_name(path, str(context["pattern"]), source)
     if kind in _LENGTH:
@@ -192,7 +205,10 @@ def _bad_length(path: Path, context: Mapping[str, Any], kind: str, source: Sourc
     else:
         limit = f"at most {context.get('max_length')} {unit}"
     limit = limit.replace("at least 1 entries", "at least 1 entry")
-    return error("SPC026", f"`{dotted(path)}` must have {limit}", source.span(*path), label=f"needs {limit}")
+    remedy = f"{'add' if kind.endswith('short') else 'remove'} {unit}"
+    return error(
+        "SPC026", f"`{dotted(path)}` must have {limit}", source.span(*path), label=f"needs {limit}", help=remedy
+    )
 
 
 def _fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
@@ -211,9 +227,10 @@ def _fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
 
 def _type_hint(expected: str, value: object) -> str:
     if isinstance(value, float) and expected == "a whole number":
-        return f"write {int(value)}" if value.is_integer() and abs(value) < 1e18 else ""
+        return f"write {int(value)}" if value.is_integer() and abs(value) < 1e18 else _WRITE[expected]
+    usual = _WRITE.get(expected, f"write {expected}")
     if not isinstance(value, str):
-        return ""
+        return usual
     if expected == "true or false" and value.lower() in ("on", "yes", "y", "off", "no", "n"):
         word = "true" if value.lower() in ("on", "yes", "y") else "false"
         return f"write {word}: in YAML 1.2 `{value}` is text"
@@ -225,4 +242,4 @@ def _type_hint(expected: str, value: object) -> str:
             return f"`{value}` is text: YAML 1.2 has no numbers in base 60"
         if re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
             return "remove the quotes"
-    return ""
+    return usual

@@ -23,7 +23,7 @@ def read_text(path: Path) -> str:
             data = stream.read(MAX_BYTES + 1)
     except OSError as problem:
         reason = problem.strerror or "unknown reason"
-        raise SpecError([error("SPC002", f"can't read {file}: {reason}")]) from problem
+        raise SpecError([error("SPC002", f"can't read {file}: {reason}", help="check its permissions")]) from problem
     return decode(data, file)
 
 

@@ -15,6 +15,7 @@ from specc.trace.schema import FAMILY, SCHEMA, Step
 
 MAX_FINDINGS = 10
 SHOWN = 120
+RECORDS = f"each line is a record of {SCHEMA}: see TRACE.md"
 """Characters of a broken line that a diagnostic quotes."""
 IDENTITY = ("seed", "spec", "pipeline")
 
@@ -59,7 +60,7 @@ class _Reader:
                 remedy = "the file was cut off while it was written or copied; the lines before it are whole"
                 self.blame("SPC482", number, line, "the file ends within this line", remedy)
             else:
-                self.blame("SPC481", number, line, f"this is not JSON: {problem}")
+                self.blame("SPC481", number, line, f"this is not JSON: {problem}", RECORDS)
             return
         version = record.get("schema") if isinstance(record, dict) else None
         if isinstance(version, str) and version.startswith(FAMILY) and version != SCHEMA:
@@ -69,7 +70,7 @@ class _Reader:
         try:
             step = Step.model_validate(record)
         except ValidationError as problem:
-            self.blame("SPC481", number, line, _said(problem), f"each line is a record of {SCHEMA}: see TRACE.md")
+            self.blame("SPC481", number, line, _said(problem), RECORDS)
             return
         contradiction = self._contradiction(step)
         if contradiction:

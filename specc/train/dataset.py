@@ -81,7 +81,8 @@ def prepare(recipe: Recipe, root: Path, folder: Path, vocab_size: int) -> Datase
         check_sources(recipe, root)
         corpus = build_corpus(recipe, root)
         if not corpus.train or not corpus.held_out:
-            raise DiagnosticError([error("SPC471", f"the recipe `{recipe.name}` gives too few documents to split")])
+            message = f"the recipe `{recipe.name}` gives too few documents to split"
+            raise DiagnosticError([error("SPC471", message, help="add sources to the recipe")])
         temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
         make_folder(temporary)
         try:
@@ -152,4 +153,7 @@ def load_dataset(folder: Path) -> Dataset:
         held_out = load_held_out(folder / "held_out.npz", facts["domains"])
         return Dataset(train, domain, held_out, int(facts["vocab_size"]), folder, facts)
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise DiagnosticError([error("SPC472", f"{folder} is no prepared corpus: {problem}")]) from None
+        message = f"{folder} is no prepared corpus: {problem}"
+        raise DiagnosticError(
+            [error("SPC472", message, help="give a folder that `specc train target` prepared, or remove it")]
+        ) from None

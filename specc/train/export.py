@@ -98,5 +98,8 @@ def load_model(folder: Path) -> GatedDeltaModel:
         model = GatedDeltaModel(config)
         model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in tensors.items()})
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as problem:
-        raise DiagnosticError([error("SPC473", f"{folder} is no exported model: {problem}")]) from None
+        message = f"{folder} is no exported model: {problem}"
+        raise DiagnosticError(
+            [error("SPC473", message, help="give OUT/model of `specc train target --out OUT`")]
+        ) from None
     return model

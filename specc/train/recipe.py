@@ -127,4 +127,5 @@ def check_sources(recipe: Recipe, root: Path) -> None:
 
 
 def _refused(path: Path, reason: str) -> DiagnosticError:
-    return DiagnosticError([error("SPC470", f"{path} is no data recipe: {reason}")])
+    remedy = "weights/gdn-15m/recipe.json is one; `specc train target --help` says more"
+    return DiagnosticError([error("SPC470", f"{path} is no data recipe: {reason}", help=remedy)])

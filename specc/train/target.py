@@ -85,7 +85,8 @@ def train_target(job: Job, say: Say) -> dict[str, Any]:
     data, ngram = prepare_data(job, say)
     device = _device(job.device)
     if data.train.size <= job.training.batch * (job.training.sequence + 1) * 2:
-        raise DiagnosticError([error("SPC471", f"{data.train.size} training tokens are too few for one batch")])
+        message = f"{data.train.size} training tokens are too few for one batch"
+        raise DiagnosticError([error("SPC471", message, help="add sources to the recipe, or lower --batch")])
     model = GatedDeltaModel(configs(data.vocab_size)[job.config], job.training.seed)
     trainer = Trainer(model, data, job.training, job.out, device)
     say(f"training {sum(p.numel() for p in model.parameters()):,} parameters on {device_name(device)}")
@@ -115,7 +116,8 @@ def train_target(job: Job, say: Say) -> dict[str, Any]:
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise DiagnosticError([error("SPC474", "this machine has no CUDA device that torch can use")])
+        message = "this machine has no CUDA device that torch can use"
+        raise DiagnosticError([error("SPC474", message, help="train with --device cpu")])
     return torch.device(name)
 
 

@@ -7,6 +7,7 @@ Lines `# set: key=value` at the head of a case are overrides. After a wanted cha
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -46,6 +47,14 @@ def test_case_is_refused_with_its_diagnostics(name: str, monkeypatch: pytest.Mon
 def test_there_are_enough_cases_and_no_leftovers() -> None:
     assert len(NAMES) >= 60
     assert sorted(path.stem for path in CASES.glob("*.txt")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_finding_says_what_to_do(name: str) -> None:
+    text = (CASES / f"{name}.txt").read_text(encoding="utf-8")
+    findings = re.split(r"^(?=error|warning)", text, flags=re.MULTILINE)[1:]
+    assert findings
+    assert [finding for finding in findings if " = help: " not in finding] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specc.diagnostics import (
+    MAX_SHOWN,
     Diagnostic,
     DiagnosticError,
     Span,
@@ -114,3 +115,13 @@ def test_an_error_holds_and_prints_its_findings() -> None:
 def test_spans_compare_by_place_only() -> None:
     assert Span("f", 1, 2, 3, "text") == Span("f", 1, 2, 3)
     assert str(Span("f.yaml", 1, 2, 3)) == "f.yaml:1:2"
+
+
+def test_of_thousands_the_first_are_shown_and_the_rest_counted() -> None:
+    items = [error("SPC024", f"number {place}", help="lower it") for place in range(MAX_SHOWN + 7)]
+    text = render_text(items)
+    assert f"number {MAX_SHOWN - 1}" in text
+    assert f"number {MAX_SHOWN}" not in text
+    assert text.endswith("\n\n… and 7 more")
+    assert "more" not in render_text(items[:MAX_SHOWN])
+    assert len(json.loads(render_json(items))["diagnostics"]) == len(items)

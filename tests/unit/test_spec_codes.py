@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,29 @@ def test_every_code_in_the_sources_is_registered() -> None:
     assert used - set(CODES) - {"SPC999"} == set()
 
 
+def test_every_finding_of_a_user_says_what_to_do() -> None:
+    """Calls of `error` with a code of the user's input (not of IR text, and not internal) give a remedy."""
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, text in sources("specc", "passes", "backends").items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and _blames_input(node) and not _remedy(node)
+    ]
+    assert silent == []
+
+
+def _blames_input(node: ast.Call) -> bool:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    first = node.args[0] if node.args else None
+    coded = isinstance(first, ast.Constant) and re.fullmatch(r"SPC[01245]\d\d", str(first.value))
+    return name in ("error", "warning") and bool(coded)
+
+
+def _remedy(node: ast.Call) -> bool:
+    given = [keyword.value for keyword in node.keywords if keyword.arg == "help"]
+    return bool(given) and not (isinstance(given[0], ast.Constant) and not given[0].value)
+
+
 def test_every_language_code_is_raised_somewhere() -> None:
     text = "\n".join(sources("specc/spec").values())
     unused = [code for code in CODES if code[3] in "01" and f'"{code}"' not in text]
@@ -97,3 +124,16 @@ def test_every_code_is_explained(entry: object) -> None:
     assert "\n" not in code.title
     assert len(code.explanation) >= 20
     assert code.example or code.code[3] not in "012"
+
+
+def test_a_config_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """In a process of its own: reading a pipe that nobody writes to would never end."""
+    os.mkfifo(tmp_path / "config.json")
+    text = f"specc: 1\nname: demo\ntarget: {{family: llama, checkpoint: {tmp_path}}}\ndraft: {{method: none}}\n"
+    spec = tmp_path / "demo.yaml"
+    spec.write_text(text)
+    words = [sys.executable, "-m", "specc", "compile", str(spec)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+    assert done.returncode == 2
+    assert "error[SPC102]" in done.stderr
+    assert "config.json is not a regular file" in done.stderr

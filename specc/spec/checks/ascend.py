@@ -48,6 +48,7 @@ def contracts(view: View) -> Iterator[Diagnostic]:
             f"Ascend pages have 128, 256, 384 or 512 rows, not {runtime.kv_block_size}",
             "runtime", "kv_block_size",
             label="must be a multiple of 128, at most 512",
+            help="write 128, or leave it out",
         )  # fmt: skip
     if runtime.dtype == "float64":
         yield view.error(
@@ -64,6 +65,7 @@ def _heads(view: View, config: TransformerConfig | Qwen3NextConfig) -> Iterator[
             f"not {config.head_dim}",
             "target", "config", "head_dim",
             label="not on Ascend",
+            help="compile for another target, and remove `backend.ascend`",
         )  # fmt: skip
     group = config.num_attention_heads / config.num_key_value_heads
     if config.num_attention_heads > MAX_HEADS or group > MAX_GROUP:
@@ -72,4 +74,5 @@ def _heads(view: View, config: TransformerConfig | Qwen3NextConfig) -> Iterator[
             f"Ascend attention has at most {MAX_HEADS} query heads in groups of at most {MAX_GROUP}",
             "target", "config", "num_attention_heads",
             label="not on Ascend",
+            help="compile for another target, and remove `backend.ascend`",
         )  # fmt: skip

@@ -36,6 +36,7 @@ def heads(view: View) -> Iterator[Diagnostic]:
                     f"rotates {rotated} values, but rotary embeddings rotate pairs",
                     section, "config", "partial_rotary_factor",
                     label="must leave an even number",
+                    help="rotate an even number of each head's dims, such as 0.5 of them",
                 )  # fmt: skip
         if isinstance(config, GatedDeltaNetConfig):
             yield from _divides(view, section, "num_heads", config.num_heads, "num_v_heads", config.num_v_heads)
@@ -44,6 +45,7 @@ def heads(view: View) -> Iterator[Diagnostic]:
                     "SPC104",
                     f"head_dim x expand_v = {config.head_dim * config.expand_v} is not a whole number",
                     section, "config", "expand_v", label="the value head dim",
+                    help="change expand_v or head_dim so that their product is a whole number",
                 )  # fmt: skip
 
 
@@ -68,6 +70,7 @@ def layer_lists(view: View) -> Iterator[Diagnostic]:
                 f"mlp_only_layers names layer {layer} of {layers} layers",
                 "target", "config", "mlp_only_layers", index,
                 label=f"layers are 0 to {layers - 1}",
+                help="name layers that exist: the first one is layer 0",
             )  # fmt: skip
 
 
@@ -111,6 +114,7 @@ def vocabularies(view: View) -> Iterator[Diagnostic]:
                 f"draft_vocab_size {width} is more than the target's {target.vocab_size} tokens",
                 "draft", "config", "draft_vocab_size",
                 label=f"at most {target.vocab_size}",
+                help="the drafter's tokens are some of the target's: leave it out if they are all of them",
             )  # fmt: skip
     if draft is not None and isinstance(draft.config, BigramConfig):
         yield from _bigram_vocabulary(view, draft.config, target.vocab_size)
@@ -121,6 +125,7 @@ def vocabularies(view: View) -> Iterator[Diagnostic]:
             f"`draft.top_k` {draft.top_k} is more than the drafter's {width} tokens",
             "draft", "top_k",
             label=f"at most {width}",
+            help=f"a node has at most one child per token: write {width} or less",
         )  # fmt: skip
 
 
@@ -140,6 +145,7 @@ def _bigram_vocabulary(view: View, config: BigramConfig, vocabulary: int) -> Ite
             f"candidates_per_token {config.candidates_per_token} is more than the target's {vocabulary} tokens",
             "draft", "config", "candidates_per_token",
             label=f"at most {vocabulary}",
+            help=f"a token is followed by at most every other one: write {vocabulary} or less",
         )  # fmt: skip
 
 
@@ -156,6 +162,7 @@ def stop_tokens(view: View) -> Iterator[Diagnostic]:
                 f"stop token {token} is outside the vocabulary of {size} tokens",
                 "accept", "stop_tokens", index,
                 label=f"ids are 0 to {size - 1}",
+                help="give the id of the end-of-text token in the model's tokenizer, or `[]` for none",
             )  # fmt: skip
         if token in seen:
             yield view.error(
@@ -206,6 +213,7 @@ def aux_layers(view: View) -> Iterator[Diagnostic]:
                 f"the target has no layer {layer}: it has {layers}",
                 "draft", "aux_hidden_state_layer_ids", index,
                 label=f"layers are 0 to {layers - 1}",
+                help="name layers that exist: the first one is layer 0",
             )  # fmt: skip
         elif (layer, kinds[index]) in tuple(zip(ids, kinds, strict=True))[:index]:
             yield view.error(
@@ -213,6 +221,7 @@ def aux_layers(view: View) -> Iterator[Diagnostic]:
                 f"layer {layer} is listed twice" + (f" with its {kinds[index]}" if isinstance(of, tuple) else ""),
                 "draft", "aux_hidden_state_layer_ids", index,
                 label="again here",
+                help="remove one",
             )  # fmt: skip
 
 
@@ -293,6 +302,7 @@ def _attention_heads(
             f"head_dim {config.head_dim} is odd, but rotary embeddings rotate pairs",
             section, "config", "head_dim",
             label="must be even",
+            help=f"write {config.head_dim - 1} or {config.head_dim + 1}: as in the model's config.json",
         )  # fmt: skip
 
 
@@ -303,4 +313,5 @@ def _divides(view: View, section: str, small_key: str, small: int, big_key: str,
             f"{big_key} {big} is not a multiple of {small_key} {small}",
             section, "config", small_key,
             label="does not divide",
+            help=f"all groups of heads are of one size: change {small_key} or {big_key}",
         )  # fmt: skip

@@ -155,6 +155,7 @@ def ngram(view: View) -> Iterator[Diagnostic]:
             f"ngram.min {draft.ngram.min} is more than ngram.max {draft.ngram.max}",
             "draft", "ngram", "min",
             label=f"at most {draft.ngram.max}",
+            help="write the shortest match first: {min: 1, max: 4}",
         )  # fmt: skip
 
 

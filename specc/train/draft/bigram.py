@@ -70,7 +70,8 @@ def build_bigram(texts: Iterable[tuple[Tensor, int]], vocab_size: int, k: int = 
         parts.append(wide[first:-1] * vocab_size + wide[first + 1 :])
     pairs = torch.cat(parts)
     if not pairs.numel():
-        raise DiagnosticError([error("SPC476", f"none of the {count} texts has a token that the target wrote")])
+        message = f"none of the {count} texts has a token that the target wrote"
+        raise DiagnosticError([error("SPC476", message, help="let the target write longer texts")])
     keys, counts = torch.unique(pairs, return_counts=True)
     next_token, next_log_prob = _tables(keys, counts, vocab_size, k)
     seen = int(torch.unique(keys // vocab_size).numel())

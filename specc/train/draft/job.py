@@ -78,7 +78,8 @@ class Material:
 def prepare(job: Job, world: World, say: Say) -> tuple[FrozenTarget, str]:
     """The frozen target and its fingerprint; afterwards the training text is there."""
     if job.device == "cuda" and not torch.cuda.is_available():
-        raise DiagnosticError([error("SPC474", "this machine has no CUDA device that torch can use")])
+        message = "this machine has no CUDA device that torch can use"
+        raise DiagnosticError([error("SPC474", message, help="train with --device cpu")])
     check_target(job.loaded, job.model)
     if world.first:
         make_folder(job.out)

@@ -33,6 +33,7 @@ Tokens: TypeAlias = npt.NDArray[Any]
 GSM8K_TRAIN = "gsm8k/train.jsonl.gz"
 MARKS = ("\ue000first\ue000", "\ue000second\ue000", "\ue000third\ue000")
 MIN_BEGINNING, MAX_BEGINNING = 20, 60
+SIMPLE = "train a head for a model whose template writes one message after the other"
 AS_MESSAGE = 4
 PIECE = 300
 """Tokens between the places of a document where beginnings are taken."""
@@ -75,13 +76,13 @@ def chat_frame(tokenizer: Tokenizer) -> ChatFrame | None:
     for mark in MARKS:
         piece, found, text = text.partition(mark)
         if not found:
-            raise DiagnosticError([error("SPC441", "the chat template does not write messages one after the other")])
+            message = "the chat template does not write messages one after the other"
+            raise DiagnosticError([error("SPC441", message, help=SIMPLE)])
         pieces.append(piece)
     alone = tokenizer.render_chat(messages[:1]).partition(MARKS[0])
     if (alone[0], alone[2]) != (pieces[0], text):
-        raise DiagnosticError(
-            [error("SPC441", "the chat template writes the only message unlike the first of several")]
-        )
+        message = "the chat template writes the only message unlike the first of several"
+        raise DiagnosticError([error("SPC441", message, help=SIMPLE)])
     stops = [str(tokenizer.backend.id_to_token(token)) for token in tokenizer.stop_tokens]
     return ChatFrame(pieces[0], pieces[1], pieces[2], text, bool(stops) and text.startswith(tuple(stops)))
 
@@ -188,4 +189,5 @@ def read_prompts(path: Path) -> list[TrainingPrompt]:
         rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
         return [TrainingPrompt(row["source"], tuple(row["messages"]), bool(row.get("raw", False))) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise DiagnosticError([error("SPC478", f"{path} is no list of training prompts: {problem}")]) from None
+        message = f"{path} is no list of training prompts: {problem}"
+        raise DiagnosticError([error("SPC478", message, help="remove it: it is made again")]) from None
