@@ -85,7 +85,7 @@ def _pipeline_fingerprint(pipeline: Pipeline) -> str:
 def module_info(loaded: LoadedSpec, target: str = "reference") -> ModuleInfo:
     """What the header of the generated module says of the spec."""
     spans = spans_of(loaded)
-    lines = {key: span.line for key, span in spans.items()}
+    lines = {key: span.line for key, span in spans.items() if span.file == loaded.source.file}  # no line of an override
     pipeline = _pipeline_fingerprint(pipeline_of(loaded.spec, target=target))
     return ModuleInfo(to_mapping(loaded.spec), fingerprint(loaded.spec), pipeline, lines, spans)
 

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from specc.backends.printing.pieces import constant_names, is_documented
 from specc.backends.printing.regions import Generated
 
 PACKAGE = "specc"
@@ -26,12 +28,16 @@ KEPT_DECORATORS = ("triton.", "cache", "staticmethod")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A module's text and its top level: definitions, and imports as (module, attribute or None)."""
+    """A module's text and its top level: definitions, and imports as (module, attribute or None).
+
+    `documented`: last line of the string that stands below a constant and says what it is.
+    """
 
     name: str
     lines: tuple[str, ...]
     definitions: dict[str, ast.stmt]
     imports: dict[str, tuple[str, str | None]]
+    documented: dict[str, int]
 
 
 @cache
@@ -41,21 +47,24 @@ def source_file(module_name: str) -> SourceFile:
     text = inspect.getsource(module)
     definitions: dict[str, ast.stmt] = {}
     imports: dict[str, tuple[str, str | None]] = {}
-    for statement in ast.parse(text).body:
+    documented: dict[str, int] = {}
+    body = ast.parse(text).body
+    for above, statement in pairwise(body):
+        if is_documented(above, statement):
+            documented |= dict.fromkeys(constant_names(above), statement.end_lineno or 0)
+    for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
             definitions[statement.name] = statement
         elif isinstance(statement, ast.Assign) and (alias := _alias(statement)) is not None:
             imports[alias[1]] = alias
-        elif isinstance(statement, ast.Assign):
-            definitions.update({target.id: statement for target in statement.targets if isinstance(target, ast.Name)})
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            definitions[statement.target.id] = statement
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            definitions.update(dict.fromkeys(constant_names(statement), statement))
         elif isinstance(statement, ast.Import):
             imports.update({alias.asname or alias.name: (alias.name, None) for alias in statement.names})
         elif isinstance(statement, ast.ImportFrom) and statement.module and statement.module != "__future__":
             module_of = statement.module
             imports.update({alias.asname or alias.name: (module_of, alias.name) for alias in statement.names})
-    return SourceFile(module_name, tuple(text.splitlines()), definitions, imports)
+    return SourceFile(module_name, tuple(text.splitlines()), definitions, imports, documented)
 
 
 def _alias(statement: ast.Assign) -> tuple[str, str] | None:
@@ -128,8 +137,8 @@ class HelperSources:
         given = self._names[key] = self._free(name)
         renames = {name: given} | self._needs(file, statement, name)
         if key in self.replaced and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
-            statement = _with_value(statement, self.replaced[key])
-            self.texts.append(ast.unparse(statement))
+            above, below = _documentation(file, file.definitions[name])
+            self.texts.append("\n".join([*above, ast.unparse(_with_value(statement, self.replaced[key])), *below]))
             return given
         self.texts.append(_segment(file, statement, renames))
         return given
@@ -209,4 +218,17 @@ def _segment(file: SourceFile, statement: ast.stmt, renames: dict[str, str]) -> 
         row = statement.lineno - 1
         lines[row] = lines[row].replace(statement.name, renames[statement.name], 1)
     assert statement.end_lineno is not None
-    return "\n".join(lines[first - 1 : statement.end_lineno])
+    above, below = _documentation(file, statement)
+    return "\n".join([*above, *lines[first - 1 : statement.end_lineno], *below])
+
+
+def _documentation(file: SourceFile, statement: ast.stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The comment above a constant and the string below it, as lines; nothing for functions and classes."""
+    names = constant_names(statement)
+    if not names:
+        return (), ()
+    first = statement.lineno - 1
+    while first and file.lines[first - 1].startswith("#"):
+        first -= 1
+    end = statement.end_lineno or 0
+    return file.lines[first : statement.lineno - 1], file.lines[end : file.documented.get(names[0], end)]

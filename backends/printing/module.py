@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from specc.backends.printing.liveness import output_node
 from specc.backends.printing.pieces import joined, split
 from specc.backends.printing.regions import Generated
 from specc.backends.printing.runtime import edge, loader, paged, rows, stored
-from specc.backends.printing.specialise import function_names, specialised
+from specc.backends.printing.specialise import defined_names, specialised
 from specc.backends.printing.steps import WHOLE_STEPS, print_step, signature
 from specc.backends.printing.tidy import tidied
 from specc.ir.dims import type_text
@@ -256,7 +257,7 @@ def generate(dialect: Dialect, program: DecodeProgram, module: ModuleInfo) -> st
     ]
     body = "\n\n\n".join(parts)
     if dialect.specialised:
-        names = function_names("\n".join(kernels))
+        names = defined_names(ast.parse("\n".join(kernels)).body)
         body = joined(tidied(specialised(split(body), names), names))
     text = "\n".join([*_header(dialect, program, module), *_imports(sources, body), "", body, ""])
     return with_hash(format_source(text))

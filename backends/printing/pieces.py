@@ -52,8 +52,22 @@ def called(call: ast.Call) -> ast.expr:
     return call.func.value if isinstance(call.func, ast.Subscript) else call.func
 
 
+def constant_names(statement: ast.stmt) -> list[str]:
+    """The names that an assignment at the top level of a module defines."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def is_documented(above: ast.stmt, statement: ast.stmt) -> bool:
+    """Whether `statement` is the string that says what the constant above it is."""
+    text = statement.value if isinstance(statement, ast.Expr) else None
+    return bool(constant_names(above)) and isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
 class Piece:
-    """A statement with the blank lines and comments above it; frozen."""
+    """A statement with the blank lines and comments above it (a constant with the string below it); frozen."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -68,7 +82,7 @@ class Piece:
 
     @cached_property
     def body(self) -> list[ast.stmt]:
-        """The statements: one, or none where it was deleted."""
+        """The statements: one, with a constant's string two, or none where it was deleted."""
         return ast.parse(self.text).body
 
     @cached_property
@@ -112,6 +126,12 @@ class Piece:
             starts.append(starts[-1] + len(line))
         return starts
 
+    def with_comment(self, row: int) -> int:
+        """The first row of the comment that ends above a 1-based row; the row itself without one."""
+        while row > 1 and self.lines[row - 2].startswith("#"):
+            row -= 1
+        return row
+
     def offset(self, row: int, column: int) -> int:
         """The offset of a 1-based row and a column in UTF-8 bytes."""
         line = self.lines[row - 1]
@@ -128,7 +148,9 @@ class Piece:
 def split(source: str) -> list[Piece]:
     """The pieces of a module; joined they are the source."""
     lines = source.splitlines(keepends=True)
-    ends = [node.end_lineno or 0 for node in ast.parse(source).body]
+    body = ast.parse(source).body
+    apart = [not is_documented(one, two) for one, two in pairwise(body)] + [True]
+    ends = [node.end_lineno or 0 for node, last in zip(body, apart, strict=True) if last]
     cuts = [0, *ends, len(lines)]
     texts = ["".join(lines[start:end]) for start, end in pairwise(cuts)]
     return [Piece(text) for text in texts if text]

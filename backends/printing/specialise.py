@@ -16,6 +16,7 @@ from specc.backends.printing.pieces import (
     Edits,
     Piece,
     called_name,
+    constant_names,
     functions,
     joined,
     rounds,
@@ -289,28 +290,29 @@ def _spare(piece: Piece, node: ast.AST) -> list[Edit]:
 
 
 def unreferenced(pieces: Sequence[Piece], names: frozenset[str]) -> Edits:
-    """Edits that drop named functions which nothing refers to."""
+    """Edits that drop named functions, classes and constants which nothing refers to."""
     edits: Edits = {}
     # Name -> the pieces that read it.
     readers: dict[str, set[int]] = {}
     for number, piece in enumerate(pieces):
         for name in piece.reads & names:
             readers.setdefault(name, set()).add(number)
-    for name, (number, piece, definition) in functions(pieces, names).items():
-        if not readers.get(name, set()) - {number}:
-            first = definition.decorator_list[0] if definition.decorator_list else definition
-            assert definition.end_lineno is not None
-            edits[number] = [Edit(piece.starts[first.lineno - 1], piece.starts[definition.end_lineno], "")]
+    for number, piece in enumerate(pieces):
+        made = defined_names(piece.body)
+        if made and made <= names and not any(readers.get(name, set()) - {number} for name in made):
+            first = (getattr(piece.body[0], "decorator_list", None) or piece.body)[0].lineno
+            edits[number] = [Edit(piece.starts[piece.with_comment(first) - 1], len(piece.text), "")]
     return edits
 
 
-def function_names(source: str) -> frozenset[str]:
-    """The functions that a source defines at its top level."""
-    return frozenset(node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+def defined_names(body: Iterable[ast.stmt]) -> frozenset[str]:
+    """The functions, classes and constants that statements at the top level define."""
+    named = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    return frozenset(named.union(*(constant_names(node) for node in body)))
 
 
 def specialised(pieces: list[Piece], names: frozenset[str]) -> list[Piece]:
-    """A module with the named functions specialised to the calls that it has."""
+    """A module with the named functions specialised to the calls that it has; what nothing refers to goes."""
     return rounds(pieces, names, (bindings, folds, unreferenced), ROUNDS)
 
 

@@ -19,9 +19,7 @@ METHODS = frozenset({"to", "trans", "reshape", "expand_dims"})
 
 def whole(piece: Piece, node: Definition) -> Edit:
     """Drops a function with its decorators and the comment above it."""
-    first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-    while first > 1 and piece.lines[first - 2].startswith("#"):
-        first -= 1
+    first = piece.with_comment(node.decorator_list[0].lineno if node.decorator_list else node.lineno)
     assert node.end_lineno is not None
     return Edit(piece.starts[first - 1], piece.starts[node.end_lineno], "")
 

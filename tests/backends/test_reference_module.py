@@ -18,6 +18,8 @@ from specc.backends.printing.literals import comment_text, literal
 from specc.backends.printing.module import verify_module, verify_text
 from specc.backends.printing.names import Names
 from specc.backends.reference.backend import REFERENCE, ReferenceBackend
+from specc.driver import compile_spec
+from specc.spec import load
 from tests.backends.reference_support import generate, load_text, planned, program_of, spec_text
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,16 @@ def test_mypy_strict_accepts_the_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_comment_names_no_line_of_an_override() -> None:
+    """A line of `--set` is no line of the file, and would differ with the order of overrides."""
+    path, changes = ROOT / "specs/smollm2-dynamic-tree.yaml", ["runtime.kv_layout=paged", "runtime.kv_block_size=64"]
+    text = compile_spec(load(path, changes)).source
+    assert text == compile_spec(load(path, changes[::-1])).source
+    assert "runtime.kv_layout," in text
+    assert "runtime (line 32)" in text
+    assert "runtime.kv_layout (line" not in text
+
+
 def test_same_bytes_under_any_hash_seed_and_folder(tmp_path: Path) -> None:
     script = tmp_path / "make.py"
     script.write_text(
