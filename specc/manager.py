@@ -246,4 +246,7 @@ def _dump(ctx: PassContext, number: int, name: str, program: DecodeProgram) -> N
     if ctx.dump is None:
         return
     make_folder(ctx.dump)
+    if number == 0:  # another pipeline's dump would lie between this one's
+        for stale in ctx.dump.glob("[0-9][0-9]-*.ir"):
+            stale.unlink(missing_ok=True)
     write_text(ctx.dump / f"{number:02d}-{name}.ir", print_program(program))

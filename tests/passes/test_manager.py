@@ -212,6 +212,14 @@ def test_a_pass_that_edits_its_input_in_place_is_found(honest: bool) -> None:
     assert codes(caught) == ["SPC912" if honest else "SPC911"]
 
 
+def test_a_dump_leaves_none_of_an_earlier_one(tmp_path: Path) -> None:
+    """A longer pipeline's later stages would look like this one's; files of others stay."""
+    (tmp_path / "notes.ir").write_text("mine", encoding="utf-8")
+    Pipeline((AddMore(), Nothing())).run(program(), PassContext(dump=tmp_path))
+    Pipeline((Nothing(),)).run(program(), PassContext(dump=tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00-lower.ir", "01-nothing.ir", "notes.ir"]
+
+
 def test_dumps_are_numbered_readable_and_complete(tmp_path: Path) -> None:
     result = Pipeline((AddMore(), Nothing())).run(program(), PassContext(dump=tmp_path / "ir"))
     names = sorted(path.name for path in (tmp_path / "ir").iterdir())
