@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -27,6 +29,24 @@ def append_rows(
     return out
 
 
+def path_moves(
+    path: torch.Tensor, start: torch.Tensor, count: torch.Tensor, fast_reorder: bool
+) -> Iterator[tuple[int, torch.Tensor, int, int]]:
+    """Of each row b that moves: (b, cache rows to take, first place for them, the end).
+
+    Those are start[b] + path[b, j] for j < count[b]. With `fast_reorder` the leading rows
+    that are in place already (path[j] == j) are left.
+    """
+    counts, starts = count.tolist(), start.tolist()
+    for row, nodes in enumerate(path.tolist()):
+        kept, first = counts[row], starts[row]
+        skip = 0
+        while fast_reorder and skip < kept and nodes[skip] == skip:
+            skip += 1
+        if skip < kept:
+            yield row, path[row, skip:kept] + first, first + skip, first + kept
+
+
 def commit_path_(
     cache: torch.Tensor,
     path: torch.Tensor,
@@ -36,19 +56,10 @@ def commit_path_(
 ) -> None:
     """Move row start[b] + path[b, j] to start[b] + j for j < count[b], in place.
 
-    The rows are gathered before any is written, so overlap does no harm. With
-    `fast_reorder` the leading rows that are in place already (path[j] == j) are left.
+    The rows are gathered before any is written, so overlap does no harm.
     """
-    counts, starts = count.tolist(), start.tolist()
-    for row, nodes in enumerate(path.tolist()):
-        kept, first = counts[row], starts[row]
-        skip = 0
-        while fast_reorder and skip < kept and nodes[skip] == skip:
-            skip += 1
-        if skip < kept:
-            source = path[row, skip:kept] + first
-            moved = cache[row].index_select(0, source)
-            cache[row, first + skip : first + kept] = moved
+    for row, source, begin, end in path_moves(path, start, count, fast_reorder):
+        cache[row, begin:end] = cache[row].index_select(0, source)
 
 
 def commit_path(

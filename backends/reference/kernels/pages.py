@@ -8,6 +8,7 @@ from specc.backends.reference.kernels.attention import (
     causal_attention_cached,
     tree_attention_cached,
 )
+from specc.backends.reference.kernels.cache import path_moves
 
 
 def take_pages_(
@@ -70,20 +71,12 @@ def commit_pages_(
 ) -> None:
     """Move cache row start[b] + path[b, j] to start[b] + j for j < count[b], in place.
 
-    The rows are gathered before any is written, so overlap does no harm. With
-    `fast_reorder` the leading rows that are in place already (path[j] == j) are left.
+    The rows are gathered before any is written, so overlap does no harm.
     """
-    counts, starts = count.tolist(), start.tolist()
-    for row, nodes in enumerate(path.tolist()):
-        kept, first = counts[row], starts[row]
-        skip = 0
-        while fast_reorder and skip < kept and nodes[skip] == skip:
-            skip += 1
-        if skip < kept:
-            source = path[row, skip:kept] + first
-            target = torch.arange(first + skip, first + kept, device=pool.device)
-            moved = pool[page_rows(block_table, row, source, pool.shape[1])]
-            pool[page_rows(block_table, row, target, pool.shape[1])] = moved
+    for row, source, begin, end in path_moves(path, start, count, fast_reorder):
+        target = torch.arange(begin, end, device=pool.device)
+        moved = pool[page_rows(block_table, row, source, pool.shape[1])]
+        pool[page_rows(block_table, row, target, pool.shape[1])] = moved
 
 
 def named_rows(

@@ -19,6 +19,7 @@ from specc.backends.triton.ops.linear import (
     stages,
 )
 from specc.backends.triton.ops.linear_once import LEAST_ROWS
+from specc.ir.ops.gates import parts
 
 Tensor = torch.Tensor
 Made = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -109,13 +110,3 @@ def linear_tree_conv_gates_(
     mixed, a, b = parts(projected, window, a_log, a_at, b_at)
     made = tree_conv_gates_(window, mixed, taps, bias, parent_row, a, b, a_log, dt_bias, scale, kept)
     return projected, *made
-
-
-def parts(projected: Tensor, window: Tensor, a_log: Tensor, a_at: int, b_at: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The convolution's inputs and the raw gates a, b within the projected rows."""
-    heads = a_log.shape[0]
-    return (
-        projected[..., : window.shape[2]],
-        projected[..., a_at : a_at + heads],
-        projected[..., b_at : b_at + heads],
-    )

@@ -93,12 +93,15 @@ def _joined_fake(window: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, a_
     return x.new_empty((*rows, weight.shape[0])), x.new_empty((*rows, window.shape[-1])), g, beta
 
 
-def _parts(projected: torch.Tensor, window: torch.Tensor, a_log: torch.Tensor, a_at: int, b_at: int) -> Triple:
+def parts(
+    projected: torch.Tensor, window: torch.Tensor, a_log: torch.Tensor, a_at: int, b_at: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The convolution's inputs and the raw gates a, b within the projected rows."""
     heads = a_log.shape[0]
     return (
-        projected.narrow(-1, 0, window.shape[-1]),
-        projected.narrow(-1, a_at, heads),
-        projected.narrow(-1, b_at, heads),
+        projected[..., : window.shape[2]],
+        projected[..., a_at : a_at + heads],
+        projected[..., b_at : b_at + heads],
     )
 
 
@@ -131,7 +134,7 @@ def linear_token_conv_gates_(
     from b_at on.
     """
     projected = fused_linear(x, weight, None, norm_weight, eps, "none", None)
-    mixed, a, b = _parts(projected, window, a_log, a_at, b_at)
+    mixed, a, b = parts(projected, window, a_log, a_at, b_at)
     return projected, *token_conv_gates_(window, mixed, taps, bias, live, a, b, a_log, dt_bias, scale)
 
 
@@ -162,6 +165,6 @@ def linear_tree_conv_gates_(
     """`fused_linear` of nodes x [B,N,H] by weight [F,H], then `tree_conv_gates_` of their features: (projected [B,N,F],
     y [B,N,C], g, beta [B,N,HV]); features as in `linear_token_conv_gates_`, `kept` [B,N,C] gets the convolution's."""
     projected = fused_linear(x, weight, None, norm_weight, eps, "none", None)
-    mixed, a, b = _parts(projected, window, a_log, a_at, b_at)
+    mixed, a, b = parts(projected, window, a_log, a_at, b_at)
     made = tree_conv_gates_(window, mixed, taps, bias, parent_row, a, b, a_log, dt_bias, scale, kept)
     return projected, *made
