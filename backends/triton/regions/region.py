@@ -92,7 +92,7 @@ def is_constant(node: Node) -> bool:
     elementwise = node.target in POINTWISE or node.target in VIEWS or node.target in _JOINING
     if node.op != "call_function" or not elementwise:
         return False
-    operands = list(flat_nodes((node.args, node.kwargs)))
+    operands = node.all_input_nodes
     return bool(operands) and all(is_constant(item) for item in operands)
 
 
@@ -108,8 +108,9 @@ def is_free(node: Node) -> bool:
     """
     if node.op != "call_function":
         return False
-    constant = is_constant(node) and not any(is_loop(user) for user in node.users)
-    return node.target in FREE or is_gridless(node) or constant
+    if node.target in FREE or is_gridless(node):
+        return True
+    return is_constant(node) and not any(is_loop(user) for user in node.users)
 
 
 def resolver(region: Region) -> Callable[[Writer, Node], Value]:
