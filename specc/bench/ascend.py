@@ -24,7 +24,7 @@ import torch
 from specc.bench import ascend_table
 from specc.bench.ascend_counts import LayerCount, step_count
 from specc.bench.ascend_reasons import NO_OP, reason
-from specc.bench.ascend_rungs import BATCHES, DTYPES, RUNGS, WALKS, Cell, cells, places, thinned
+from specc.bench.ascend_rungs import BATCHES, DTYPES, RUNGS, WALKS, Cell, cells, check_rungs, places, thinned
 from specc.bench.ascend_table import markdown, shown
 from specc.bench.results import environment, keep
 from specc.spec import load
@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", metavar="NAME", help="keep the cells of --rungs in results/NAME.json")
     args = parser.parse_args(arguments)
     if args.rungs:
+        check_rungs(args.rung or RUNGS)
         torch.set_num_threads(1)  # models are tiny: threads cost more than they give
         return 0 if table(args, arguments) else 1
     for path in args.specs:

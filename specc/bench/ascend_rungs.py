@@ -18,6 +18,8 @@ from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.harness import counts
 from specc.backends.ascend.harness.evaluator import Undefined, Unmodelled
 from specc.backends.ascend.harness.lower import LoweringFailed
+from specc.backends.ascend.harness.wheel import importable_wheel
+from specc.backends.export.packages import check_installed
 from specc.check.ascend.bounds import half_bound, same_rounding_bound
 from specc.check.ascend.half import TARGET, Half, reduced_half
 from specc.check.ascend.ladder import walked
@@ -86,6 +88,15 @@ def places(names: Sequence[str], rungs: Sequence[str], dtypes: Sequence[str], ba
                 continue
             found += [Place(name, rung, dtype, batch) for dtype in dtypes for batch in batches]
     return found
+
+
+def check_rungs(rungs: Sequence[str]) -> None:
+    """Raises DiagnosticError (SPC205, SPC426) where one of the rungs needs what is not installed here."""
+    if GRAPH in rungs:
+        importable_wheel()
+    for name, target in WITNESSES.items():
+        if name in rungs:
+            check_installed(target)
 
 
 def thinned(names: Sequence[str], rungs: Sequence[str], dtypes: Sequence[str], batches: Sequence[int]) -> list[Place]:

@@ -22,7 +22,8 @@ COMPILE_CODES: tuple[Code, ...] = (
         "SPC205",
         "a target whose package is not installed",
         "The Triton backend copies its kernels from files that import `triton`. The package compiles without a GPU, "
-        "and `TRITON_INTERPRET=1` runs its kernels on the CPU. Exports are written by `onnxscript` and `torch_mlir`.",
+        "and `TRITON_INTERPRET=1` runs its kernels on the CPU. Exports are written by `onnxscript` and `torch_mlir`, "
+        "and GE graphs for Ascend are messages of `protobuf`.",
         "specc compile spec.yaml --target triton",
     ),
     Code(

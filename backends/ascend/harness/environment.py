@@ -28,7 +28,7 @@ import torch
 
 from specc.backends.ascend import cpu, schemas
 from specc.backends.ascend.harness.extension import extension_module, torch_npu_modules
-from specc.backends.ascend.harness.wheel import unzipped_wheel
+from specc.backends.ascend.harness.wheel import importable_wheel
 
 OWN_PREFIXES = ("torchair", "torch_npu", "npu_extension_for_inductor")
 META_FILES = ("_meta_registrations.py", "_fake_registrations.py")
@@ -55,7 +55,7 @@ def _state() -> _State:
 
 @contextmanager
 def torchair_loaded() -> Iterator[ModuleType]:
-    """The torchair package, importable inside the block. Raises DiagnosticError (SPC426) without the wheel."""
+    """The torchair package, importable inside the block. Raises DiagnosticError (SPC205, SPC426)."""
     state = _state()
     hidden = {} if state.depth else _take_own_modules()
     if not state.depth:
@@ -63,7 +63,7 @@ def torchair_loaded() -> Iterator[ModuleType]:
     state.depth += 1
     try:
         if "torchair" not in sys.modules:
-            _import(unzipped_wheel())
+            _import(importable_wheel())
         yield sys.modules["torchair"]
     finally:
         state.depth -= 1

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from specc.cache_folder import cache_root
@@ -54,6 +55,17 @@ def unzipped_wheel() -> Path:
     if not is_unpacked(path):
         raise _problem(f"{VARIABLE} names {path}, which holds no torch_npu wheel", "name the wheel or its folder")
     return path
+
+
+def importable_wheel() -> Path:
+    """`unzipped_wheel`, where the package that it imports is there too. Raises DiagnosticError (SPC205, SPC426)."""
+    folder = unzipped_wheel()
+    try:
+        version("protobuf")
+    except PackageNotFoundError:
+        remedy = "pip install 'specc[ascend]'"
+        raise DiagnosticError([error("SPC205", "GE graphs need the package `protobuf`", help=remedy)]) from None
+    return folder
 
 
 def unpack(wheel: Path, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from specc import driver
 from specc.backends.ascend.contracts import check_contracts
 from specc.backends.ascend.harness.evaluator import Undefined, Unmodelled
 from specc.backends.ascend.harness.lower import LoweringFailed
-from specc.backends.ascend.harness.wheel import unzipped_wheel
+from specc.backends.ascend.harness.wheel import importable_wheel
 from specc.check.ascend.half import ROWS, TARGET, Half, reduced_half
 from specc.check.ascend.steps import Executed, Steps, compiled, eagerly
 from specc.check.ascend.walk import Trio, Walk, walks
@@ -48,7 +48,7 @@ def contracts(loaded: LoadedSpec, halves: Sequence[Half]) -> Rung:
 def graphs_executable() -> str | None:
     """Why GE graphs can't be executed here; None if they can."""
     try:
-        unzipped_wheel()
+        importable_wheel()
     except DiagnosticError as problem:
         found = problem.diagnostics[0]
         return f"{found.message}; {found.help}"

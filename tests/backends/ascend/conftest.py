@@ -11,7 +11,7 @@ import torch
 from specc.backends.ascend.harness.environment import torchair_loaded
 from specc.backends.ascend.harness.extension import DeviceGraph
 from specc.backends.ascend.harness.lower import Lowered
-from specc.backends.ascend.harness.wheel import unzipped_wheel
+from specc.backends.ascend.harness.wheel import importable_wheel
 from specc.diagnostics import DiagnosticError
 
 
@@ -19,7 +19,7 @@ from specc.diagnostics import DiagnosticError
 def torch_npu_wheel() -> Path:
     """The unpacked wheel that tests with real torchair need; `make test` fetches it, other runs may skip them."""
     try:
-        return unzipped_wheel()
+        return importable_wheel()
     except DiagnosticError as missing:
         pytest.skip(f"{missing.diagnostics[0].message}: specc fetch torch-npu")
 

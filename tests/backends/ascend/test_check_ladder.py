@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from specc.backends.ascend.harness import wheel
+from specc.backends.export import packages
+from specc.bench import ascend_rungs
 from specc.check import replay
 from specc.check.ascend import ladder
 from specc.check.report import Rung
 from specc.cli import main
+from specc.diagnostics import DiagnosticError
 from specc.spec import load
 
 SPECS = Path(__file__).resolve().parents[3] / "specs"
@@ -23,6 +28,27 @@ def test_a_rung_without_its_wheel_is_skipped_and_named(monkeypatch: pytest.Monke
     assert [(rung.ok, rung.ran) for rung in rungs] == [(True, True), (True, True), (True, False)]
     assert rungs[2].line().endswith("skipped: no torch_npu; run `specc fetch torch-npu`")
     assert "float16, batch 1: 1 rows' steps" in rungs[1].text
+
+
+def test_graphs_need_protobuf_beside_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain installation has none: the rung is skipped with a remedy, whatever the cache holds."""
+
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(wheel, "unzipped_wheel", Path)
+    monkeypatch.setattr(wheel, "version", absent)
+    assert ladder.graphs_executable() == "GE graphs need the package `protobuf`; pip install 'specc[ascend]'"
+    monkeypatch.setattr(wheel, "version", lambda name: "6.31")
+    assert ladder.graphs_executable() is None
+
+
+def test_a_table_of_rungs_is_refused_without_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    for rung, target in ascend_rungs.WITNESSES.items():
+        with pytest.raises(DiagnosticError, match=f"SPC205.*target `{target}` needs"):
+            ascend_rungs.check_rungs([ascend_rungs.CONTRACTS, rung])
+    ascend_rungs.check_rungs([ascend_rungs.CONTRACTS, ascend_rungs.EAGER])
 
 
 def test_a_failed_rung_fails_the_report() -> None:
