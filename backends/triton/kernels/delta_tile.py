@@ -109,12 +109,19 @@ def wide_rows(parts, first: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def tile_rows(first, r: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, E: tl.constexpr):
+    """[W,E]: the rows of the state in a tile's tensors of number r, when a row has L lanes of E / L columns."""
+    lane = tl.arange(0, E)[None, :] // (E // L)
+    return first + tl.arange(0, W)[:, None] + (lane // (L // R) ^ r) * W
+
+
+@triton.jit
 def load_tile(state, first, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
               E: tl.constexpr):  # fmt: skip
     """Rows first .. first + R W of a state [V,K]; zeros outside."""
     parts = ()
     for r in tl.static_range(R):
-        value = first + r * W + tl.arange(0, W)[:, None]
+        value = tile_rows(first, r, W, R, E // 4, E)
         for c in tl.static_range(C):
             column = tl.arange(0, E)[None, :] + c * E
             at = state + value * K + column
@@ -133,7 +140,7 @@ def store_tile(state, tile, first, K: tl.constexpr, V: tl.constexpr, W: tl.const
                C: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """The reverse of `load_tile`."""
     for r in tl.static_range(R):
-        value = first + r * W + tl.arange(0, W)[:, None]
+        value = tile_rows(first, r, W, R, E // 4, E)
         for c in tl.static_range(C):
             column = tl.arange(0, E)[None, :] + c * E
             at = state + value * K + column
@@ -194,57 +201,33 @@ def get_values(row, value, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def get_four(at):
-    """Four float32 numbers from one pointer (a multiple of 16 bytes) on, in one load."""
+def get_six(at):
+    """Six float32 numbers from one pointer (a multiple of 16 bytes) on, in two loads."""
     if INTERPRETED:
-        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     else:
         return tl.inline_asm_elementwise(
-            "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l", [at],
-            (tl.float32, tl.float32, tl.float32, tl.float32), False, 1,
+            "ld.global.v4.f32 {$0, $1, $2, $3}, [$6]; ld.global.v2.f32 {$4, $5}, [$6+16];", "=&f,=&f,=&f,=&f,=f,=f,l",
+            [at], (tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32), False, 1,
         )  # fmt: skip
 
 
 @triton.jit
-def get_two(at):
-    """Two float32 numbers from one pointer (a multiple of 8 bytes) on, in one load."""
-    if INTERPRETED:
-        return tl.load(at), tl.load(at + 1)
-    else:
-        return tl.inline_asm_elementwise(
-            "ld.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [at], (tl.float32, tl.float32), False, 1
-        )
-
-
-@triton.jit
 def swapped(x, D: tl.constexpr):
-    """x [W,L] of the lane whose number differs in bit D from one's own."""
-    if INTERPRETED:
-        lane = tl.arange(0, x.shape[1])[None, :] ^ D
-        return tl.gather(x, tl.broadcast_to(lane, x.shape), 1)
-    else:
-        return tl.inline_asm_elementwise(
-            "shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "=r,r,r", [x, D], tl.float32, False, 1
-        )
-
-
-@triton.jit
-def halved(sums, R: tl.constexpr, D: tl.constexpr):
-    """R / 2 of R tensors [W,L] added over lanes that differ in bit D: those with the bit keep the upper half."""
-    upper = (tl.arange(0, sums[0].shape[1])[None, :] & D) != 0
-    kept = ()
-    for r in tl.static_range(R // 2):
-        mine = tl.where(upper, sums[r + R // 2], sums[r])
-        kept = kept + (mine + swapped(tl.where(upper, sums[r], sums[r + R // 2]), D),)
-    return kept
+    """x [W,L] of the lane whose number differs from one's own in the bits of D."""
+    lane = tl.arange(0, x.shape[1])[None, :] ^ D
+    return tl.gather(x, tl.broadcast_to(lane, x.shape), 1)
 
 
 @triton.jit
 def row_sum(sums, R: tl.constexpr, L: tl.constexpr):
-    """Sums over the lanes of R rows [W,L], of each lane's own row: of row r in lanes r L / R on. R <= L."""
+    """Sums over the lanes of R rows [W,L], of each lane's own row. R <= L."""
     for bit in tl.static_range(5):
         if (R >> bit) > 1:
-            sums = halved(sums, R >> bit, L >> (bit + 1))
+            kept = ()
+            for r in tl.static_range(R >> (bit + 1)):
+                kept = kept + (sums[r] + swapped(sums[r + (R >> (bit + 1))], L >> (bit + 1)),)
+            sums = kept
     total = sums[0]
     for bit in tl.static_range(5):
         if (L // R) >> (bit + 1) > 0:
@@ -253,24 +236,11 @@ def row_sum(sums, R: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def doubled(parts, R: tl.constexpr, D: tl.constexpr):
-    """The reverse of `halved` without its sum: 2 R tensors that are alike in lanes that differ in bit D."""
-    upper = (tl.arange(0, parts[0].shape[1])[None, :] & D) != 0
-    first, second = (), ()
-    for r in tl.static_range(R):
-        other = swapped(parts[r], D)
-        first = first + (tl.where(upper, other, parts[r]),)
-        second = second + (tl.where(upper, parts[r], other),)
-    return first + second
-
-
-@triton.jit
 def spread(x, R: tl.constexpr, L: tl.constexpr):
-    """x [W,L] of each lane's own row as R tensors [W,L], of each row in all its lanes."""
+    """x [W,L] of each lane's own row as R tensors [W,L], of all rows in a tile's order."""
     parts = (x,)
-    for bit in tl.static_range(5):
-        if (1 << bit) < R:
-            parts = doubled(parts, 1 << bit, (L // R) << bit)
+    for r in tl.static_range(1, R):
+        parts = parts + (swapped(x, r * (L // R)),)
     return parts
 
 

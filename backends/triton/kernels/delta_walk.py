@@ -19,8 +19,7 @@ from specc.backends.triton.kernels.delta_rows import gates, touch
 from specc.backends.triton.kernels.delta_tile import (
     factor_step,
     get,
-    get_four,
-    get_two,
+    get_six,
     get_values,
     load_row,
     load_rows,
@@ -29,6 +28,7 @@ from specc.backends.triton.kernels.delta_tile import (
     put,
     store_tile,
     store_values,
+    tile_rows,
     tile_step,
     token_numbers,
     token_sums,
@@ -144,7 +144,7 @@ def apply_pending(tile, pending_k, pending_u, pending_g, path, count, b, hv, hea
         xk = load_row(pending_k + (at.to(tl.int64) * H + head) * K, K, C, E)
         factors = ()
         for r in tl.static_range(R):
-            value = first + r * W + tl.arange(0, W)[:, None] + tl.arange(0, E // 4)[None, :] * 0
+            value = tile_rows(first, r, W, R, E // 4, E // 4)
             factors = factors + (get_values(pending_u + (at.to(tl.int64) * HV + hv) * V, value, V, W * R),)
         decay = tl.load(pending_g + at * HV + hv).to(tl.float32)
         tile = factor_step(tile, xk, factors, decay, W, R, C, E // 4)
@@ -227,8 +227,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
                 coming = tl.load(order + step + 1, mask=step + 1 < end, other=-1)
                 at_q, at_k, at_v = q + node * stride_qt, k + node * stride_kt, v + node * stride_vt
                 number = work + node * NUMBERS
-            decay, norm, fading, scale = get_four(number)
-            beta_row, shared = get_two(number + 4)
+            token = get_six(number)
             value = get_values(at_v, own, V, R * W)
             if TREE:
                 at_plan = work.to(tl.pointer_type(tl.int32)) + step * NUMBERS
@@ -239,7 +238,6 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
                     tile = load_tile(far if PENDING else tl.where(above > 0, far, home), top, K, V, W, R, C, E)
             # Behind the tile's own load: keys in registers across it would leave room for fewer programs at once.
             xk, xq = load_row(at_k, K, C, E), load_row(at_q, K, C, E)
-            token = decay, norm, fading, scale, beta_row, shared
             output, factor, tile = tile_step(tile, xk, xq, value, token, W, R, C, E // 4)
             store_values(u + node * (HV * V), own, factor, V, R * W)
             store_values(o + node * (HV * V), own, rounded(output, o), V, R * W)
