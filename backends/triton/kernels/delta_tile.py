@@ -52,21 +52,14 @@ def whole(tile, at: tl.constexpr, W: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def load_part(row, first: tl.constexpr, K: tl.constexpr, E: tl.constexpr):
-    """[E] numbers of a row of K from column `first` on; zeros beyond K."""
-    column = tl.arange(0, E) + first
-    if first + E <= K:
-        return tl.load(row + column)
-    else:
-        return tl.load(row + column, mask=column < K, other=0.0)
-
-
-@triton.jit
-def load_raw(row, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """A row of K numbers as C tensors [E], as stored."""
+def load_raw(at, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """A row of K numbers as C tensors [E], as stored, from the pointers [E] of its first E; zeros beyond K."""
     parts = ()
     for c in tl.static_range(C):
-        parts = parts + (load_part(row, c * E, K, E),)
+        if (c + 1) * E <= K:
+            parts = parts + (tl.load(at + c * E),)
+        else:
+            parts = parts + (tl.load(at + c * E, mask=tl.arange(0, E) + c * E < K, other=0.0),)
     return parts
 
 
@@ -82,9 +75,9 @@ def wide_row(parts, C: tl.constexpr):
 
 
 @triton.jit
-def load_row(row, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """A row of K numbers as 4 C tensors [1,L] in float32."""
-    return wide_row(load_raw(row, K, C, E), C)
+def load_row(at, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """A row of K numbers as 4 C tensors [1,L] in float32, from the pointers [E] of its first E."""
+    return wide_row(load_raw(at, K, C, E), C)
 
 
 @triton.jit
@@ -170,12 +163,12 @@ def put(at, x):
 
 
 @triton.jit
-def store_values(row, value, x, V: tl.constexpr, BV: tl.constexpr):
-    """x to the places `value` of a row of V numbers; programs have BV of them."""
+def store_values(at, value, x, V: tl.constexpr, BV: tl.constexpr):
+    """x to the pointers `at` of the places `value` in a row of V numbers; programs have BV of them."""
     if V % BV == 0:
-        put(row + value, x)
+        put(at, x)
     else:
-        tl.store(row + value, x, mask=value < V)
+        tl.store(at, x, mask=value < V)
 
 
 @triton.jit
@@ -192,12 +185,12 @@ def get(at):
 
 
 @triton.jit
-def get_values(row, value, V: tl.constexpr, BV: tl.constexpr):
-    """The numbers at places `value` of a row of V as float32; zeros beyond."""
+def get_values(at, value, V: tl.constexpr, BV: tl.constexpr):
+    """The numbers from the pointers `at` of the places `value` in a row of V as float32; zeros beyond."""
     if V % BV == 0:
-        return get(row + value).to(tl.float32)
+        return get(at).to(tl.float32)
     else:
-        return tl.load(row + value, mask=value < V, other=0.0).to(tl.float32)
+        return tl.load(at, mask=value < V, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_rows import gates, touch
+from specc.backends.triton.kernels.delta_rows import gates, prefetch, touch
 from specc.backends.triton.kernels.delta_tile import (
     factor_step,
     get,
@@ -34,7 +34,7 @@ from specc.backends.triton.kernels.delta_tile import (
     token_sums,
     wide_rows,
 )
-from specc.backends.triton.kernels.dot import rounded
+from specc.backends.triton.kernels.dot import INTERPRETED, rounded
 from specc.backends.triton.kernels.region_math import follow
 
 NUMBERS = tl.constexpr(8)
@@ -52,25 +52,43 @@ def steps_of(order, STEPS, NT: tl.constexpr, ORDER: tl.constexpr):
 
 
 @triton.jit
-def prepare(q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt, stride_gt,
-            stride_bt, K: tl.constexpr, T: tl.constexpr, W: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-            GATE: tl.constexpr):  # fmt: skip
-    """The numbers of nodes first .. first + T into `work` [T,NUMBERS]; `g_out` gets the log decays (GATE).
+def opaque(x):
+    """x < 2^30 as each thread's own number. A compiler that knew that it counts would carry a pointer for every operand
+    of a step, two additions each, and of a number that is equal in all threads make copies: 10 of 350 instructions."""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; mov.u32 t, %tid.x; or.b32 t, t, 0x40000000; min.s32 $0, $1, t;}", "=r,r", [x], tl.int32,
+            True, 1,
+        )  # fmt: skip
 
-    W nodes per tensor: with more of them a thread would have other columns, and lanes other sums. All loads come first.
-    """
-    keys, queries = (), ()
+
+@triton.jit
+def ask(q, k, g, beta, first, N, stride_qt, stride_kt, stride_gt, stride_bt, K: tl.constexpr, T: tl.constexpr,
+        W: tl.constexpr, C: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """What `prepare` needs of nodes first .. first + T as stored, tensors of W nodes: (keys, queries, g, beta)."""
+    keys, queries, decays, betas = (), (), (), ()
+    for at in tl.static_range(0, T, W):
+        node = tl.minimum(first + at + tl.arange(0, W)[:, None] + tl.arange(0, E // 4)[None, :] * 0, N - 1)
+        decays, betas = decays + (get(g + node * stride_gt),), betas + (get(beta + node * stride_bt),)
     for at in tl.static_range(0, T, W):
         keys = keys + load_rows(k, first + at, N, stride_kt, K, W, C, E)
         queries = queries + load_rows(q, first + at, N, stride_qt, K, W, C, E)
+    return keys, queries, decays, betas
+
+
+@triton.jit
+def prepare(asked, a_log, dt_bias, g_out, work, first, b, hv, N, HV, K: tl.constexpr, T: tl.constexpr,
+            W: tl.constexpr, C: tl.constexpr, E: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
+    """The numbers of nodes first .. first + T into `work` [T,NUMBERS]; `g_out` gets the log decays (GATE)."""
+    keys, queries, decays, betas = asked
     for at in tl.static_range(0, T, W):
         row = at + tl.arange(0, W)[:, None] + tl.arange(0, E // 4)[None, :] * 0
         node = first + row
-        inside = tl.minimum(node, N - 1)
-        g_rows, beta_rows = get(g + inside * stride_gt), get(beta + inside * stride_bt)
         xk, xq = wide_rows(keys, at // W * C, C), wide_rows(queries, at // W * C, C)
         square_k, square_q, shared = token_sums(xk, xq, C, W, E // 4)
-        g_rows, beta_rows = gates(g_rows, beta_rows, a_log, dt_bias, hv, GATE)
+        g_rows, beta_rows = gates(decays[at // W], betas[at // W], a_log, dt_bias, hv, GATE)
         numbers = token_numbers(square_k, square_q, shared, g_rows, beta_rows, K)
         for i in tl.static_range(6):
             put(work + row * NUMBERS + i, numbers[i])
@@ -79,38 +97,50 @@ def prepare(q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, str
 
 
 @triton.jit
-def make_ready(q, k, v, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt, stride_vt,
-               stride_gt, stride_bt, K: tl.constexpr, NT: tl.constexpr, TB: tl.constexpr, W: tl.constexpr,
-               C: tl.constexpr, E: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
-    """`prepare` for nodes first .. first + NT, TB at once; what their steps read comes near."""
+def make_ready(asked, q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt, stride_gt,
+               stride_bt, K: tl.constexpr, NT: tl.constexpr, TB: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+               E: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """`prepare` for nodes first .. first + NT, TB at once; the numbers come near. EARLY: `asked` is the first TB's."""
+    if not EARLY:
+        tl.debug_barrier()
+    if N > 0:  # a branch, which sums do not pass: ptxas would put them, and their wait, before the tile's loads
+        for block in tl.static_range(0, NT, TB):
+            at = first + block
+            if block == 0 and EARLY:
+                rows = asked
+            else:
+                rows = ask(q, k, g, beta, at, N, stride_qt, stride_kt, stride_gt, stride_bt, K, TB, W, C, E)
+            prepare(rows, a_log, dt_bias, g_out, work + block * NUMBERS, at, b, hv, N, HV, K, TB, W, C, E, GATE)
     tl.debug_barrier()
-    for block in tl.static_range(0, NT, TB):
-        prepare(q, k, g, beta, a_log, dt_bias, g_out, work + block * NUMBERS, first + block, b, hv, N, HV, stride_qt,
-                stride_kt, stride_gt, stride_bt, K, TB, W, C, E, GATE)  # fmt: skip
-    tl.debug_barrier()
-    near = tl.arange(0, NT)
-    touch(work + near * NUMBERS)
-    touch(v + tl.minimum(first + near, N - 1) * stride_vt)
+    touch(work + tl.arange(0, NT) * NUMBERS)
+
+
+@triton.jit
+def farthest(above, node, axis: tl.constexpr, NT: tl.constexpr):
+    """Of each step's node, along the other axis than `axis`: the last step of a child that does not follow it; -1."""
+    step = tl.arange(0, NT)
+    i, j = (step[:, None], step[None, :]) if axis == 1 else (step[None, :], step[:, None])
+    return tl.max(tl.where((above == node + 1) & (j != i + 1), j, -1), axis)
 
 
 @triton.jit
 def plan(order, parent, work, b, N, STEPS, NT: tl.constexpr, ORDER: tl.constexpr):
     """What each step of a walk over a tree has to do, into `work` [NT,NUMBERS] as integers: the parent's row (6; 0 the
-    context, node i is i + 1), and whether a node other than the next one hangs on the step's node (7)."""
+    context, node i is i + 1), and what becomes of the tile (7) if a node other than the next one hangs on the step's:
+    2 it is kept beside, if no other is to be until the last such node; else 1, it is written to the table; 0 nothing."""
     step = tl.arange(0, NT)
+    node = step
     if ORDER:
         node = tl.load(order + step, mask=step < STEPS, other=-1)
-        follower = tl.load(order + step + 1, mask=step + 1 < STEPS, other=-1)
-    else:
-        node = step
-        follower = step + 1
-    inside = (node >= 0) & (node < N)
-    above = tl.load(parent + b * N + node, mask=inside, other=0).to(tl.int32)
-    child = tl.arange(0, NT)[None, :]
-    hangs = tl.load(parent + b * N + child, mask=child < N, other=-1).to(tl.int32) == (node + 1)[:, None]
+    inside = (node >= 0) & (step < STEPS)
+    above = tl.load(parent + b * N + node, mask=inside, other=-1).to(tl.int32)
+    node = tl.where(inside, node, -2)
     at = work.to(tl.pointer_type(tl.int32)) + step * NUMBERS
+    last = farthest(above[None, :], node[:, None], 1, NT)
+    others = farthest(above[:, None], node[None, :], 0, NT)[None, :]
+    between = (others >= 0) & (step[None, :] > step[:, None]) & (step[None, :] < last[:, None])
     tl.store(at + 6, above)
-    tl.store(at + 7, tl.max((hangs & (child != follower[:, None])).to(tl.int32), 1))
+    tl.store(at + 7, tl.where(last >= 0, 2 - tl.max(between.to(tl.int32), 1), 0))
 
 
 @triton.jit
@@ -118,16 +148,16 @@ def single(tile, q, k, v, g, beta, a_log, dt_bias, g_out, o, u, hv, own, K: tl.c
            W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, E: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
     """The tile after a sequence's only token: the sums of `prepare` in their order, by the threads of each row for
     themselves."""
-    value = get_values(v, own, V, W * R)
-    xk, xq = load_row(k, K, C, E), load_row(q, K, C, E)
+    value = get_values(v + own, own, V, W * R)
+    xk, xq = load_row(k + tl.arange(0, E), K, C, E), load_row(q + tl.arange(0, E), K, C, E)
     square_k, square_q, shared = token_sums(xk, xq, C, W, E // 4)
     g_row, beta_row = gates(tl.load(g), tl.load(beta), a_log, dt_bias, hv, GATE)
     if GATE > 0:
         tl.store(g_out, g_row, mask=tl.program_id(0) == 0)
     numbers = token_numbers(square_k, square_q, shared, g_row, beta_row, K)
     output, factor, tile = tile_step(tile, xk, xq, value, numbers, W, R, C, E // 4)
-    store_values(u, own, factor, V, W * R)
-    store_values(o, own, rounded(output, o), V, W * R)
+    store_values(u + own, own, factor, V, W * R)
+    store_values(o + own, own, rounded(output, o), V, W * R)
     return tile
 
 
@@ -141,11 +171,11 @@ def apply_pending(tile, pending_k, pending_u, pending_g, path, count, b, hv, hea
         if PATH:
             row = tl.load(path + b * P + j).to(tl.int32)
         at = b * ROWS + tl.minimum(tl.maximum(row, 0), ROWS - 1)
-        xk = load_row(pending_k + (at.to(tl.int64) * H + head) * K, K, C, E)
+        xk = load_row(pending_k + (at.to(tl.int64) * H + head) * K + tl.arange(0, E), K, C, E)
         factors = ()
         for r in tl.static_range(R):
             value = tile_rows(first, r, W, R, E // 4, E // 4)
-            factors = factors + (get_values(pending_u + (at.to(tl.int64) * HV + hv) * V, value, V, W * R),)
+            factors = factors + (get_values(pending_u + (at.to(tl.int64) * HV + hv) * V + value, value, V, W * R),)
         decay = tl.load(pending_g + at * HV + hv).to(tl.float32)
         tile = factor_step(tile, xk, factors, decay, W, R, C, E // 4)
     return tile
@@ -166,12 +196,13 @@ def settle(tile, home, pending_k, pending_u, pending_g, path, count, window, b, 
 
 @triton.jit(do_not_specialize=["N", "STEPS", "P", "ROWS", "window"])
 def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, work, table, after, o, u,
-               pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES, P, ROWS, H, HV, stride_qb,
-               stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_gb, stride_gt, stride_bb, stride_bt,
+               pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES: tl.constexpr, P, ROWS, H: tl.constexpr,
+               HV: tl.constexpr, stride_qb, stride_qt: tl.constexpr, stride_kb, stride_kt: tl.constexpr, stride_vb,
+               stride_vt: tl.constexpr, stride_gb, stride_gt: tl.constexpr, stride_bb, stride_bt: tl.constexpr,
                K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
                NT: tl.constexpr, TB: tl.constexpr, ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr,
                STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr,
-               ONE: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+               ONE: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """Grid (V / (R W), HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
     `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
@@ -181,6 +212,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     pending factors are written to `state`. ONE: N is 1, `work` is not used. DEPENDENT: started beside the kernel in
     front of it, but for the state.
     """
+    EARLY: tl.constexpr = SHORT and not (ONE or PENDING or DEPENDENT)
     hv, b = tl.program_id(1), tl.program_id(2) // LANES
     head = hv // (HV // H)
     top = tl.program_id(0) * (R * W)
@@ -196,13 +228,21 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     u += (b.to(tl.int64) * N * HV + hv) * V
     g += b * stride_gb + hv
     beta += b * stride_bb + hv
-    steps = steps_of(order, STEPS, NT, ORDER)
-    if steps == 0:
-        return
+    if LANES > 1:
+        steps = steps_of(order, STEPS, NT, ORDER)
+        if steps == 0:
+            return
+    asked = ()
+    if EARLY:
+        prefetch(v + top + tl.minimum(tl.arange(0, NT), N - 1) * stride_vt)
+        asked = ask(q, k, g, beta, 0, N, stride_qt, stride_kt, stride_gt, stride_bt, K, TB, W, C, E)
+        tl.debug_barrier()  # loads do not pass it, so these come before the tile's
     tile = load_tile(home, top, K, V, W, R, C, E)
     if DEPENDENT:
         follow()
-    last, coming, wide = -1, -1, tl.full([], 0, tl.int64)
+    if LANES == 1:
+        steps = steps_of(order, STEPS, NT, ORDER)
+    last, coming, keeper, wide, lane = -1, -1, -1, tl.full([], 0, tl.int64), tl.arange(0, E)
     if TREE:
         plan(order, parent, work, b, N, steps, NT, ORDER)
     if PENDING:
@@ -213,39 +253,43 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     if ONE:
         g_out += b * HV + hv
         tile = single(tile, q, k, v, g, beta, a_log, dt_bias, g_out, o, u, hv, own, K, V, W, R, C, E, GATE)
-    for first in range(0, 0 if ONE else N, NT):
-        make_ready(q, k, v + top, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt,
-                   stride_vt, stride_gt, stride_bt, K, NT, TB, W, C, E, GATE)  # fmt: skip
-        end = steps if ORDER or TREE else tl.minimum(steps, first + NT)
-        at_q, at_k, at_v, number = q + first * stride_qt, k + first * stride_kt, v + first * stride_vt, work
+    kept = tile
+    at_q, at_k, at_v, at_u, at_o = q + lane, k + lane, v + own, u + own, o + own
+    for first in range(0, 0 if ONE else (NT if SHORT else N), NT):
+        make_ready(asked, q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt,
+                   stride_gt, stride_bt, K, NT, TB, W, C, E, GATE, EARLY)  # fmt: skip
+        end = steps if SHORT else tl.minimum(steps, first + NT)
         if ORDER:
             coming = tl.load(order)
         for step in range(first, end):
-            node = step
+            node = opaque(step)
             if ORDER:
                 node = coming
                 coming = tl.load(order + step + 1, mask=step + 1 < end, other=-1)
-                at_q, at_k, at_v = q + node * stride_qt, k + node * stride_kt, v + node * stride_vt
-                number = work + node * NUMBERS
-            token = get_six(number)
-            value = get_values(at_v, own, V, R * W)
+            at = wide + node
+            token = get_six(work + (at - first) * NUMBERS)
+            value = get_values(at_v + at * stride_vt, own, V, R * W)
             if TREE:
                 at_plan = work.to(tl.pointer_type(tl.int32)) + step * NUMBERS
-                above = tl.load(at_plan + 6)
+                above, fate = tl.load(at_plan + 6), tl.load(at_plan + 7)
                 if above != last + 1:
-                    tl.debug_barrier()
-                    far = shelf + (above - STATES).to(tl.int64) * HV * V * K
-                    tile = load_tile(far if PENDING else tl.where(above > 0, far, home), top, K, V, W, R, C, E)
+                    if above == keeper + 1:
+                        tile = kept
+                    else:
+                        tl.debug_barrier()
+                        far = shelf + (above - STATES).to(tl.int64) * HV * V * K
+                        tile = load_tile(far if PENDING else tl.where(above > 0, far, home), top, K, V, W, R, C, E)
             # Behind the tile's own load: keys in registers across it would leave room for fewer programs at once.
-            xk, xq = load_row(at_k, K, C, E), load_row(at_q, K, C, E)
+            xk, xq = load_row(at_k + at * stride_kt, K, C, E), load_row(at_q + at * stride_qt, K, C, E)
             output, factor, tile = tile_step(tile, xk, xq, value, token, W, R, C, E // 4)
-            store_values(u + node * (HV * V), own, factor, V, R * W)
-            store_values(o + node * (HV * V), own, rounded(output, o), V, R * W)
+            store_values(at_u + at * (HV * V), own, factor, V, R * W)
+            store_values(at_o + at * (HV * V), own, rounded(output, o), V, R * W)
             if STATES:
-                store_tile(shelf + (wide + node) * HV * V * K, tile, top, K, V, W, R, C, E)
-            elif TREE and tl.load(at_plan + 7) > 0:
-                store_tile(shelf + (wide + node + 1) * HV * V * K, tile, top, K, V, W, R, C, E)
+                store_tile(shelf + at * HV * V * K, tile, top, K, V, W, R, C, E)
+            elif TREE and fate == 1:
+                store_tile(shelf + (at + 1) * HV * V * K, tile, top, K, V, W, R, C, E)
+            if TREE and fate == 2:
+                kept, keeper = tile, node
             last = node
-            at_q, at_k, at_v, number = at_q + stride_qt, at_k + stride_kt, at_v + stride_vt, number + NUMBERS
     if AFTER:
         store_tile(after + (b.to(tl.int64) * HV + hv) * (V * K), tile, top, K, V, W, R, C, E)

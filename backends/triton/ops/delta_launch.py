@@ -147,7 +147,7 @@ def launch_walk(
         K=keys, V=values, W=at_once, R=held, C=parts, E=across, NT=size, TB=max(at_once, BLOCK),
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        ONE=one, DEPENDENT=dependent, num_warps=config.warps, num_stages=1, maxnreg=config.registers,
+        ONE=one, SHORT=nodes <= size, DEPENDENT=dependent, num_warps=config.warps, num_stages=1, maxnreg=config.registers,
         **(PDL if dependent else {}),
     )  # fmt: skip
 

@@ -70,11 +70,11 @@ On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K
 FORKED: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
     (128, 128): (
         (64, WalkConfig(bv=16, e=32, warps=4)),
-        (ALWAYS, WalkConfig(bv=32, e=32, warps=4)),
+        (ALWAYS, WalkConfig(bv=32, e=32, warps=4, registers=128)),
     ),
     (256, 256): (
         (16, WalkConfig(bv=8, e=64, warps=4, registers=128)),
-        (ALWAYS, WalkConfig(bv=16, e=64, warps=4)),
+        (ALWAYS, WalkConfig(bv=16, e=64, warps=4, registers=128)),
     ),
 }
 """As WALK, for trees and single arrays of nodes: there four rows of a thread leave room for fewer programs at once."""
