@@ -82,10 +82,12 @@ def outputs_of(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def walk_tile(config: WalkConfig, keys: int, values: int) -> tuple[int, int, int, int]:
-    """(W, R, C, E) of a walk's tile (`delta_tile`): W rows give each thread four numbers, and it has R of them."""
+    """(W, R, C, E) of a walk's tile (`delta_tile`): W rows give each thread of W E / 128 warps four numbers, and it has
+    R of them. Narrow states have fewer warps: no thread is to have rows beyond V only."""
     width = power_of_two(keys, 16)
     across = min(config.e, width)
-    at_once = 128 * config.warps // across
+    least = 128 // across
+    at_once = min(least * config.warps, max(power_of_two(values), least))
     held = min(config.bv, power_of_two(values)) // at_once
     return at_once, min(max(held, 1), across // 4), width // across, across
 
@@ -147,8 +149,8 @@ def launch_walk(
         K=keys, V=values, W=at_once, R=held, C=parts, E=across, NT=size, TB=max(at_once, BLOCK),
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        ONE=one, SHORT=nodes <= size, DEPENDENT=dependent, num_warps=config.warps, num_stages=1, maxnreg=config.registers,
-        **(PDL if dependent else {}),
+        ONE=one, SHORT=nodes <= size, DEPENDENT=dependent,
+        num_warps=at_once * across // 128, num_stages=1, maxnreg=config.registers, **(PDL if dependent else {}),
     )  # fmt: skip
 
 
@@ -278,7 +280,7 @@ def launch_steps(
     delta_commit_steps[(-(-values // (held * at_once)), heads, states)](
         state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), k.shape[-2], heads,
         K=keys, V=values, W=at_once, R=held, C=parts, E=across, COPY=state is not after,
-        num_warps=config.warps, num_stages=1,
+        num_warps=at_once * across // 128, num_stages=1,
     )  # fmt: skip
 
 
