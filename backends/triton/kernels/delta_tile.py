@@ -1,11 +1,15 @@
 """A state tile of one number per thread and tensor, and a token's step on it without a layout conversion or a barrier.
 
-A tile is a tuple of R C 4 tensors [W,L], and a program has W L threads: row w + r W of the state and its column
-c E + 4 l + j lie in tensor (r C + c) 4 + j at [w,l], E = 4 L. A thread so holds R rows of 4 C columns, loads and stores
-them by fours, and a row's threads are neighbours in a warp. A sum over K is a chain of multiply-adds in each thread
-and then log2(L) exchanges with other lanes. For R rows these are shared out: with the first log2(R) exchanges a lane
-keeps the sums of half of the rows that it had, so that at the end it has one row's sum, and does the arithmetic of
-that row only.
+A tile is a tuple of R C 4 tensors [W,L], and a program has W L threads. Column c E + 4 l + j, E = 4 L, of a row of the
+state lies in tensor (r C + c) 4 + j at [w,l]; which of the R rows w + W n that is, depends on the lane: n = r xor the
+lane's own number, l / (L / R). A thread so holds R rows of 4 C columns and loads and stores them by fours, and a row's
+threads are neighbours in a warp. A sum over K is a chain of multiply-adds in each thread and then log2(L) exchanges
+with other lanes. For R rows these are shared out: with each of the first log2(R) exchanges a lane gives away the sums
+of half of the rows that it has, those in the upper half of its tensors whoever it is, and at the end it has the sum of
+its own row, tensor 0's, and does the arithmetic of that row only.
+
+Exchanges are gathers along a row, which are right however the compiler lays a tile out. Counting on one number per
+thread instead, by shuffles in assembly, was wrong for heads of 8 numbers, whose tiles were laid out otherwise.
 
 The order of a sum depends on E alone, not on R or the number of warps. E is a geometry's, so equal inputs give equal
 bits in every kernel. Products of a sum are spelled out as `fma`: a compiler that were free to contract a product and a
@@ -103,7 +107,7 @@ def wide_rows(parts, first: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def tile_rows(first, r: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, E: tl.constexpr):
-    """[W,E]: the rows of the state in a tile's tensors of number r, when a row has L lanes of E / L columns."""
+    """[W,E]: the row of the state that a thread has in a tile's tensors of number r; a row has L lanes."""
     lane = tl.arange(0, E)[None, :] // (E // L)
     return first + tl.arange(0, W)[:, None] + (lane // (L // R) ^ r) * W
 
@@ -230,7 +234,7 @@ def row_sum(sums, R: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def spread(x, R: tl.constexpr, L: tl.constexpr):
-    """x [W,L] of each lane's own row as R tensors [W,L], of all rows in a tile's order."""
+    """x [W,L] of each lane's own row as R tensors [W,L] in a tile's order."""
     parts = (x,)
     for r in tl.static_range(1, R):
         parts = parts + (swapped(x, r * (L // R)),)

@@ -3,8 +3,8 @@
 One kernel for all of them, with one step (`delta_tile.tile_step`): they give the same bits. What a step needs that
 does not depend on the state (norms, gates, x_k . x_q) is computed for a block of nodes beforehand, while the state is
 on its way from memory, and lies in a small table of the program's own. Nodes come in the order of their number or of an
-array. Where a node does not follow its parent directly, the parent's tile has been written to a table in memory and is
-fetched again; heavy-light order makes that as rare as it can be (SpecLA, hybrid schedule).
+array. Where a node does not follow its parent directly, the parent's tile has been kept: one at a time in registers,
+others in a table in memory (SpecLA, hybrid schedule; `heavy_order` leaves few of those).
 """
 
 # Triton's language, not Python's types.
@@ -126,8 +126,8 @@ def farthest(above, node, axis: tl.constexpr, NT: tl.constexpr):
 @triton.jit
 def plan(order, parent, work, b, N, STEPS, NT: tl.constexpr, ORDER: tl.constexpr):
     """What each step of a walk over a tree has to do, into `work` [NT,NUMBERS] as integers: the parent's row (6; 0 the
-    context, node i is i + 1), and what becomes of the tile (7) if a node other than the next one hangs on the step's:
-    2 it is kept beside, if no other is to be until the last such node; else 1, it is written to the table; 0 nothing."""
+    context, node i is i + 1), and what becomes of the tile (7). 0: only the next node, if any, hangs on the step's. 2:
+    it is kept beside, since until the last node that hangs on it no other tile has to be; 1: it goes to the table."""
     step = tl.arange(0, NT)
     node = step
     if ORDER:
@@ -194,40 +194,47 @@ def settle(tile, home, pending_k, pending_u, pending_g, path, count, window, b, 
     return tile
 
 
+@triton.jit
+def fetched(kept, beside, far, first, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
+            C: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """The kept tile if the wanted one is `beside`; else that which this program has written to `far`."""
+    if beside:
+        tile = kept
+    else:
+        tl.debug_barrier()
+        tile = load_tile(far, first, K, V, W, R, C, E)
+    return tile
+
+
 @triton.jit(do_not_specialize=["N", "STEPS", "P", "ROWS", "window"])
 def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, work, table, after, o, u,
-               pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES: tl.constexpr, P, ROWS, H: tl.constexpr,
-               HV: tl.constexpr, stride_qb, stride_qt: tl.constexpr, stride_kb, stride_kt: tl.constexpr, stride_vb,
-               stride_vt: tl.constexpr, stride_gb, stride_gt: tl.constexpr, stride_bb, stride_bt: tl.constexpr,
-               K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-               NT: tl.constexpr, TB: tl.constexpr, ORDER: tl.constexpr, TREE: tl.constexpr, GATE: tl.constexpr,
-               STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr, PATH: tl.constexpr,
-               ONE: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+               pending_k, pending_u, pending_g, path, count, window, N, STEPS, LANES: tl.constexpr, P, ROWS,
+               H: tl.constexpr, HV: tl.constexpr, stride_qb, stride_qt: tl.constexpr, stride_kb,
+               stride_kt: tl.constexpr, stride_vb, stride_vt: tl.constexpr, stride_gb, stride_gt: tl.constexpr,
+               stride_bb, stride_bt: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
+               C: tl.constexpr, E: tl.constexpr, NT: tl.constexpr, TB: tl.constexpr, ORDER: tl.constexpr,
+               TREE: tl.constexpr, GATE: tl.constexpr, STATES: tl.constexpr, AFTER: tl.constexpr, PENDING: tl.constexpr,
+               PATH: tl.constexpr, ONE: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """Grid (V / (R W), HV, B * LANES): o, u [B,N,HV,V]; `after` [B,HV,V,K] gets the last tile (AFTER).
 
     `order` int32 [B,LANES,STEPS], -1 behind the last node (ORDER; else node = step); `parent` int64 [B,N] (TREE: 0 the
     context, node i is i + 1). NT >= N and STEPS with an order or a tree, else nodes are prepared NT at a time, TB of
     them at once. `work` [programs,NT,NUMBERS] float32 is room for that. `table` [B,N+1,HV,V,K] holds tiles of nodes
     with a far child (row 0: the context's, with PENDING), or with STATES [B,N,HV,V,K] every node's. A due sequence's
-    pending factors are written to `state`. ONE: N is 1, `work` is not used. DEPENDENT: started beside the kernel in
-    front of it, but for the state.
+    pending factors are written to `state`. ONE: N is 1, `work` is not used. SHORT: N <= NT. DEPENDENT: started beside
+    the kernel in front of it, but for the state.
     """
     EARLY: tl.constexpr = SHORT and not (ONE or PENDING or DEPENDENT)
     hv, b = tl.program_id(1), tl.program_id(2) // LANES
-    head = hv // (HV // H)
-    top = tl.program_id(0) * (R * W)
+    head, top = hv // (HV // H), tl.program_id(0) * (R * W)
     own = own_rows(top, W, R, E // 4)
     home = state + (b.to(tl.int64) * HV + hv) * (V * K)
     shelf = table + (b.to(tl.int64) * (N + 1 - STATES) * HV + hv) * (V * K)
     work += ((tl.program_id(2) * HV + hv) * tl.num_programs(0) + tl.program_id(0)) * (NT * NUMBERS)
     order += tl.program_id(2) * STEPS
-    q += b.to(tl.int64) * stride_qb + head * K
-    k += b.to(tl.int64) * stride_kb + head * K
-    v += b.to(tl.int64) * stride_vb + hv * V
-    o += (b.to(tl.int64) * N * HV + hv) * V
-    u += (b.to(tl.int64) * N * HV + hv) * V
-    g += b * stride_gb + hv
-    beta += b * stride_bb + hv
+    q, k = q + b.to(tl.int64) * stride_qb + head * K, k + b.to(tl.int64) * stride_kb + head * K
+    v, g, beta = v + b.to(tl.int64) * stride_vb + hv * V, g + b * stride_gb + hv, beta + b * stride_bb + hv
+    o, u = o + (b.to(tl.int64) * N * HV + hv) * V, u + (b.to(tl.int64) * N * HV + hv) * V
     if LANES > 1:
         steps = steps_of(order, STEPS, NT, ORDER)
         if steps == 0:
@@ -242,7 +249,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
         follow()
     if LANES == 1:
         steps = steps_of(order, STEPS, NT, ORDER)
-    last, coming, keeper, wide, lane = -1, -1, -1, tl.full([], 0, tl.int64), tl.arange(0, E)
+    last, keeper, wide, lane = -1, -1, tl.full([], 0, tl.int64), tl.arange(0, E)
     if TREE:
         plan(order, parent, work, b, N, steps, NT, ORDER)
     if PENDING:
@@ -251,16 +258,15 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
         if TREE:
             store_tile(shelf, tile, top, K, V, W, R, C, E)
     if ONE:
-        g_out += b * HV + hv
-        tile = single(tile, q, k, v, g, beta, a_log, dt_bias, g_out, o, u, hv, own, K, V, W, R, C, E, GATE)
-    kept = tile
+        at_g = g_out + b * HV + hv
+        tile = single(tile, q, k, v, g, beta, a_log, dt_bias, at_g, o, u, hv, own, K, V, W, R, C, E, GATE)
+    kept = tile  # of node `keeper`; at first the context's
     at_q, at_k, at_v, at_u, at_o = q + lane, k + lane, v + own, u + own, o + own
     for first in range(0, 0 if ONE else (NT if SHORT else N), NT):
         make_ready(asked, q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt,
                    stride_gt, stride_bt, K, NT, TB, W, C, E, GATE, EARLY)  # fmt: skip
         end = steps if SHORT else tl.minimum(steps, first + NT)
-        if ORDER:
-            coming = tl.load(order)
+        coming = tl.load(order) if ORDER else -1
         for step in range(first, end):
             node = opaque(step)
             if ORDER:
@@ -273,12 +279,9 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
                 at_plan = work.to(tl.pointer_type(tl.int32)) + step * NUMBERS
                 above, fate = tl.load(at_plan + 6), tl.load(at_plan + 7)
                 if above != last + 1:
-                    if above == keeper + 1:
-                        tile = kept
-                    else:
-                        tl.debug_barrier()
-                        far = shelf + (above - STATES).to(tl.int64) * HV * V * K
-                        tile = load_tile(far if PENDING else tl.where(above > 0, far, home), top, K, V, W, R, C, E)
+                    far = shelf + (above - STATES).to(tl.int64) * HV * V * K
+                    far = far if PENDING else tl.where(above > 0, far, home)
+                    tile = fetched(kept, above == keeper + 1, far, top, K, V, W, R, C, E)
             # Behind the tile's own load: keys in registers across it would leave room for fewer programs at once.
             xk, xq = load_row(at_k + at * stride_kt, K, C, E), load_row(at_q + at * stride_qt, K, C, E)
             output, factor, tile = tile_step(tile, xk, xq, value, token, W, R, C, E // 4)
