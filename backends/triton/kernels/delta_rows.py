@@ -61,12 +61,19 @@ def prefetch(lines):
 @triton.jit
 def touch(at):
     """Bring the sectors of 32 bytes at these pointers into the multiprocessor's own cache: a program's stores go past
-    it, so that each first load of what was stored would wait for the L2 cache, one after the other. The store never
-    happens (its condition is a NaN that no kernel makes); without it the compiler would leave the load out.
+    it, so that each first load of what was stored would wait for the L2 cache, one after the other. The store hardly
+    happens (its condition is a NaN that no kernel makes) and changes nothing; without it the load would be left out.
     """
     if not INTERPRETED:
-        tl.inline_asm_elementwise(
-            "{.reg .b32 t; .reg .pred p; ld.global.b32 t, [$1]; setp.eq.b32 p, t, 0x7fabcdef;"
-            " @p st.global.b32 [$1], t; mov.u32 $0, 0;}",
-            "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+        if at.dtype.element_ty.primitive_bitwidth == 16:
+            tl.inline_asm_elementwise(
+                "{.reg .b16 t; .reg .pred p; ld.global.b16 t, [$1]; setp.eq.b16 p, t, 0x7fab;"
+                " @p st.global.b16 [$1], t; mov.u32 $0, 0;}",
+                "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+        else:
+            tl.inline_asm_elementwise(
+                "{.reg .b32 t; .reg .pred p; ld.global.b32 t, [$1]; setp.eq.b32 p, t, 0x7fabcdef;"
+                " @p st.global.b32 [$1], t; mov.u32 $0, 0;}",
+                "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip

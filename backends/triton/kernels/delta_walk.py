@@ -97,10 +97,12 @@ def prepare(asked, a_log, dt_bias, g_out, work, first, b, hv, N, HV, K: tl.const
 
 
 @triton.jit
-def make_ready(asked, q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt, stride_gt,
-               stride_bt, K: tl.constexpr, NT: tl.constexpr, TB: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-               E: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """`prepare` for nodes first .. first + NT, TB at once; the numbers come near. EARLY: `asked` is the first TB's."""
+def make_ready(asked, q, k, v, g, beta, a_log, dt_bias, g_out, work, first, top, b, hv, N, HV, stride_qt, stride_kt,
+               stride_vt, stride_gt, stride_bt, K: tl.constexpr, V: tl.constexpr, NT: tl.constexpr, TB: tl.constexpr,
+               W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, E: tl.constexpr, GATE: tl.constexpr,
+               EARLY: tl.constexpr):  # fmt: skip
+    """`prepare` for nodes first .. first + NT, TB at once; values and numbers come near. EARLY: `asked` has the first
+    TB. Nothing that a step loads may come from far: loads return in their order, and keys would wait behind values."""
     if not EARLY:
         tl.debug_barrier()
     if N > 0:  # a branch, which sums do not pass: ptxas would put them, and their wait, before the tile's loads
@@ -111,6 +113,8 @@ def make_ready(asked, q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, 
             else:
                 rows = ask(q, k, g, beta, at, N, stride_qt, stride_kt, stride_gt, stride_bt, K, TB, W, C, E)
             prepare(rows, a_log, dt_bias, g_out, work + block * NUMBERS, at, b, hv, N, HV, K, TB, W, C, E, GATE)
+    node, sector = tl.minimum(first + tl.arange(0, NT), N - 1), tl.arange(0, (R * W + 7) // 8)
+    touch(v + node[:, None] * stride_vt + tl.minimum(top + sector * 8, V - 1)[None, :])
     tl.debug_barrier()
     touch(work + tl.arange(0, NT) * NUMBERS)
 
@@ -263,8 +267,8 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     kept = tile  # of node `keeper`; at first the context's
     at_q, at_k, at_v, at_u, at_o = q + lane, k + lane, v + own, u + own, o + own
     for first in range(0, 0 if ONE else (NT if SHORT else N), NT):
-        make_ready(asked, q, k, g, beta, a_log, dt_bias, g_out, work, first, b, hv, N, HV, stride_qt, stride_kt,
-                   stride_gt, stride_bt, K, NT, TB, W, C, E, GATE, EARLY)  # fmt: skip
+        make_ready(asked, q, k, v, g, beta, a_log, dt_bias, g_out, work, first, top, b, hv, N, HV, stride_qt, stride_kt,
+                   stride_vt, stride_gt, stride_bt, K, V, NT, TB, W, R, C, E, GATE, EARLY)  # fmt: skip
         end = steps if SHORT else tl.minimum(steps, first + NT)
         coming = tl.load(order) if ORDER else -1
         for step in range(first, end):
