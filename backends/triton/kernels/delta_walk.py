@@ -296,6 +296,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
             elif TREE and fate == 1:
                 store_tile(shelf + (at + 1) * HV * V * K, tile, top, K, V, W, R, C, E)
             if TREE and fate == 2:
+                tl.debug_barrier()  # keeps the branch: without it every step would select every number
                 kept, keeper = tile, node
             last = node
     if AFTER:
