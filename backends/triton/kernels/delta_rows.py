@@ -1,9 +1,4 @@
-"""What the kernels of the gated delta rule share: gates, norms, masks, and one token's step on a state tile.
-
-State tiles of the schedules that go token by token are [C,R,E]: R rows of the state (values), C E >= K columns. A
-thread then holds many columns of few rows, so that sums over K need few exchanges between threads. The step has one
-order of operations, spelled out with `fma`, so that equal inputs give equal bits in every kernel that uses it.
-"""
+"""What the kernels of the gated delta rule share: gates, masks, and lines that are brought near."""
 
 # Triton's language, not Python's types.
 # mypy: ignore-errors

@@ -1,8 +1,8 @@
 """Configurations of the delta rule's kernels by geometry: tile sizes, warps, stages.
 
 The bits of the walk (plain decoding and all schedules that go token by token) depend on how its sums over K are split
-between threads: on `e`, which is therefore fixed for a geometry. Rows of the state per program, warps, and rows loaded
-ahead may change with the number of sequences.
+between threads: on `e`, which is therefore fixed for a geometry. Rows of the state per program and warps may change
+with the number of sequences.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for.
 
-On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 8.2 / 23.9 / 80, Qwen3-Next
-(K = 128) 7.8 / 25.0 / 81.
+On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 8.0 / 22.8 / 74, Qwen3-Next
+(K = 128) 8.1 / 24.1 / 76.
 """
 FORKED: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
     (128, 128): (
@@ -77,14 +77,15 @@ FORKED: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
         (ALWAYS, WalkConfig(bv=16, e=64, warps=4, registers=128)),
     ),
 }
-"""As WALK, for trees and single arrays of nodes: there four rows of a thread leave room for fewer programs at once."""
+"""As WALK, for trees and single arrays of nodes: there four rows of a thread, and a tile that waits beside, leave room
+for fewer programs at once."""
 SINGLE: Mapping[tuple[int, int], WalkConfig] = {
     (128, 128): WalkConfig(bv=16, e=32, warps=4),
     (256, 256): WalkConfig(bv=8, e=64, warps=4),
 }
 """By (K, V): for one token, which reads and writes the state and does little else. `e` is that of WALK.
 
-On an H200, microseconds at 1 / 8 / 32 rows: K = 256 3.4 / 11.2 / 38.0, K = 128 3.3 / 11.3 / 38.2.
+On an H200, microseconds at 1 / 8 / 32 rows: K = 256 3.2 / 10.8 / 37.4, K = 128 3.4 / 11.4 / 38.0.
 """
 COMMIT: Mapping[tuple[int, int], CommitConfig] = {
     (128, 128): CommitConfig(bv=32, bk=128, warps=4, stages=2, ahead=True),
