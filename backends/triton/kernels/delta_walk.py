@@ -253,7 +253,6 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
         follow()
     if LANES == 1:
         steps = steps_of(order, STEPS, NT, ORDER)
-    last, keeper, wide, lane = -1, -1, tl.full([], 0, tl.int64), tl.arange(0, E)
     if TREE:
         plan(order, parent, work, b, N, steps, NT, ORDER)
     if PENDING:
@@ -264,7 +263,7 @@ def delta_walk(state, q, k, v, g, beta, order, parent, a_log, dt_bias, g_out, wo
     if ONE:
         at_g = g_out + b * HV + hv
         tile = single(tile, q, k, v, g, beta, a_log, dt_bias, at_g, o, u, hv, own, K, V, W, R, C, E, GATE)
-    kept = tile  # of node `keeper`; at first the context's
+    last, keeper, kept, wide, lane = -1, -1, tile, tl.full([], 0, tl.int64), tl.arange(0, E)  # kept: of `keeper`
     at_q, at_k, at_v, at_u, at_o = q + lane, k + lane, v + own, u + own, o + own
     for first in range(0, 0 if ONE else (NT if SHORT else N), NT):
         make_ready(asked, q, k, v, g, beta, a_log, dt_bias, g_out, work, first, top, b, hv, N, HV, stride_qt, stride_kt,
