@@ -20,7 +20,7 @@ from specc.backends.triton.ops.delta_launch import (
     outputs_of,
     paths_of,
 )
-from specc.backends.triton.ops.delta_tables import WalkConfig, walk_config
+from specc.backends.triton.ops.delta_tables import FORKED, SINGLE, WALK, WalkConfig, walk_config
 from specc.backends.triton.ops.delta_verify import states_serial, states_tree, table_of
 from specc.bench.delta_inputs import (
     BATCHES,
@@ -44,15 +44,14 @@ from specc.passes.select_schedule.measured import Sizes
 from specc.passes.select_schedule.tiles import SCHEDULES
 
 Calls = list[Callable[[], Any]]
-WALKS = ((1, 4, True), (1, 4, False), (2, 2, False), (2, 4, False), (2, 4, True), (4, 2, False), (4, 4, False))
-"""(rows of the state per thread, warps, rows ahead) to try."""
 BOUNDS = {"u": BOUND, "o": 2 * BOUND, "bits": 0.0}
 
 
 def walks(geometry: Geometry) -> tuple[WalkConfig, ...]:
-    """Configurations to try that have one order of sums."""
-    e = walk_config(geometry.keys, geometry.values, 1).e
-    return tuple(WalkConfig(rows * 128 * warps // e, e, warps, deep) for rows, warps, deep in WALKS)
+    """The tables' configurations: they have one order of sums."""
+    sizes = geometry.keys, geometry.values
+    found = [config for table in (WALK, FORKED) for _, config in table[sizes]]
+    return tuple(dict.fromkeys([*found, SINGLE[sizes]]))
 
 
 def walk_calls(many: Sequence[Inputs], config: WalkConfig | None = None, **extra: Any) -> Calls:

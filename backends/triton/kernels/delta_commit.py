@@ -19,9 +19,9 @@ from specc.backends.triton.kernels.linear_once import asked
 
 @triton.jit(do_not_specialize=["N", "P", "PATHS"])
 def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
-                       K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-                       COPY: tl.constexpr):  # fmt: skip
-    """Factors one by one, bit for bit what the rule did. Grid (V / BV, HV, Z).
+                       K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+                       E: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
+    """Factors one by one, bit for bit what the rule did. Grid (V / (R W), HV, Z).
 
     State, after [Z,HV,V,K]; k [Z,N,H,K], u [Z,N,HV,V], g [Z,N,HV]; sequence z of all layers has the path and count of
     z modulo PATHS. COPY: `after` is not `state`, so what does not change is written too.
@@ -29,14 +29,14 @@ def delta_commit_steps(state, after, k, u, g, path, count, N, P, PATHS, H, HV,
     hv, z = tl.program_id(1), tl.program_id(2)
     turn = z % PATHS
     if (tl.load(count + turn) > 0) | COPY:
-        value = tl.program_id(0) * BV + tl.arange(0, BV)
+        first = tl.program_id(0) * (R * W)
         offset = (z.to(tl.int64) * HV + hv) * (V * K)
         rows = z.to(tl.int64) * N
         tile = apply_pending(
-            load_tile(state + offset, value, K, V, BV, C, E), k + rows * H * K, u + rows * HV * V, g + rows * HV,
-            path + turn * P, count + turn, 0, hv, hv // (HV // H), value, P, N, H, HV, K, V, BV, C, E, True,
+            load_tile(state + offset, first, K, V, W, R, C, E), k + rows * H * K, u + rows * HV * V, g + rows * HV,
+            path + turn * P, count + turn, 0, hv, hv // (HV // H), first, P, N, H, HV, K, V, W, R, C, E, True,
         )  # fmt: skip
-        store_tile(after + offset, tile, value, K, V, BV, C, E)
+        store_tile(after + offset, tile, first, K, V, W, R, C, E)
 
 
 @triton.jit(do_not_specialize=["N", "P", "PATHS", "LANES"])

@@ -13,33 +13,30 @@ from specc.backends.triton.kernels.delta_rows import ancestors
 
 @triton.jit
 def heavy_order(parent, mask, order, N, T: tl.constexpr):
-    """order int32 [B,N]: chain after chain of the heavy-light decomposition, chains by their first node. Grid (B,).
+    """order int32 [B,N]: depth first, of a node's children the heavy one last. Grid (B,).
 
-    A node's heavy child is the one with the largest subtree (the first of equals). A node's chain starts at its
-    deepest ancestor-or-self that is not heavy: the largest such number, since parents come before children. Its place
-    is the number of nodes in earlier chains plus those before it in its own.
+    The heavy child is the one with the largest subtree (the first of equals): while the others' subtrees are walked,
+    their parent's tile has to wait, and so at most log2(N) tiles wait at a time. A node comes behind its ancestors and,
+    for itself and each of them, behind the subtrees of the siblings that go first.
     """
     b = tl.program_id(0)
     i = tl.arange(0, T)
     live = i < N
     above = tl.load(parent + b * N + i, mask=live, other=-1).to(tl.int32)
-    seen = ancestors(mask, b, N, T, True) & live[:, None] & live[None, :]
+    seen = (ancestors(mask, b, N, T, True) & live[:, None] & live[None, :]) | (i[:, None] == i[None, :])
     size = tl.sum(seen.to(tl.int32), 0)
-    # [i,j]: j is a sibling of i that is heavier, or as heavy and earlier.
-    sibling = (above[:, None] == above[None, :]) & live[:, None] & live[None, :]
-    heavier = (size[None, :] > size[:, None]) | ((size[None, :] == size[:, None]) & (i[None, :] < i[:, None]))
+    sizes = tl.sum(tl.where(i[:, None] == i[None, :], size[None, :], 0), 1)
+    # [i,j]: j is a sibling of i.
+    sibling = (above[:, None] == above[None, :]) & (i[:, None] != i[None, :])
+    heavier = (size[None, :] > sizes[:, None]) | ((size[None, :] == sizes[:, None]) & (i[None, :] < i[:, None]))
     light = tl.max((sibling & heavier).to(tl.int32), 1) > 0
-    # The first chain from the context starts there as well: its first node is light in the sense of chains.
-    starts = light | (above == 0) | ~live
-    start_row = tl.sum(tl.where(i[:, None] == i[None, :], starts[:, None].to(tl.int32), 0), 0)
-    reach = seen | (i[:, None] == i[None, :])
-    first = tl.max(tl.where(reach & (start_row[None, :] > 0), i[None, :], -1), 1)
-    first_row = tl.sum(tl.where(i[:, None] == i[None, :], first[:, None], 0), 0)
-    earlier = (first_row[None, :] < first[:, None]) | (
-        (first_row[None, :] == first[:, None]) & (i[None, :] < i[:, None])
-    )
-    place = tl.sum((earlier & (i[None, :] < N)).to(tl.int32), 1)
-    tl.store(order + b * N + place, i, mask=i < N)
+    # [j,i]: j goes before its sibling i.
+    lighter = (sizes[:, None] < size[None, :]) | ((sizes[:, None] == size[None, :]) & (i[:, None] > i[None, :]))
+    light_row = tl.max((sibling & ~lighter).to(tl.int32), 0) > 0
+    before = sibling & light[:, None] & (~light_row[None, :] | (i[:, None] < i[None, :]))
+    wait = tl.sum(tl.where(before, sizes[:, None], 0), 0)
+    place = tl.sum(tl.where(seen, wait[None, :] + 1, 0), 1) - 1
+    tl.store(order + b * N + place, i, mask=live)
 
 
 @triton.jit

@@ -1,9 +1,4 @@
-"""What the kernels of the gated delta rule share: gates, norms, masks, and one token's step on a state tile.
-
-State tiles of the schedules that go token by token are [C,R,E]: R rows of the state (values), C E >= K columns. A
-thread then holds many columns of few rows, so that sums over K need few exchanges between threads. The step has one
-order of operations, spelled out with `fma`, so that equal inputs give equal bits in every kernel that uses it.
-"""
+"""What the kernels of the gated delta rule share: gates, masks, and lines that are brought near."""
 
 # Triton's language, not Python's types.
 # mypy: ignore-errors
@@ -61,12 +56,19 @@ def prefetch(lines):
 @triton.jit
 def touch(at):
     """Bring the sectors of 32 bytes at these pointers into the multiprocessor's own cache: a program's stores go past
-    it, so that each first load of what was stored would wait for the L2 cache, one after the other. The store never
-    happens (its condition is a NaN that no kernel makes); without it the compiler would leave the load out.
+    it, so that each first load of what was stored would wait for the L2 cache, one after the other. The store hardly
+    happens (its condition is a NaN that no kernel makes) and changes nothing; without it the load would be left out.
     """
     if not INTERPRETED:
-        tl.inline_asm_elementwise(
-            "{.reg .b32 t; .reg .pred p; ld.global.b32 t, [$1]; setp.eq.b32 p, t, 0x7fabcdef;"
-            " @p st.global.b32 [$1], t; mov.u32 $0, 0;}",
-            "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+        if at.dtype.element_ty.primitive_bitwidth == 16:
+            tl.inline_asm_elementwise(
+                "{.reg .b16 t; .reg .pred p; ld.global.b16 t, [$1]; setp.eq.b16 p, t, 0x7fab;"
+                " @p st.global.b16 [$1], t; mov.u32 $0, 0;}",
+                "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+        else:
+            tl.inline_asm_elementwise(
+                "{.reg .b32 t; .reg .pred p; ld.global.b32 t, [$1]; setp.eq.b32 p, t, 0x7fabcdef;"
+                " @p st.global.b32 [$1], t; mov.u32 $0, 0;}",
+                "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip

@@ -1,10 +1,19 @@
-"""A state tile as a tuple of [R,E] tensors, and one token's step on it without a layout conversion or a barrier.
+"""A state tile of one number per thread and tensor, and a token's step on it without a layout conversion or a barrier.
 
-The K columns of R rows lie as C tensors of E neighbouring columns each. In the layout that a load of such a tensor has
-by nature a thread holds four neighbours of a row, and a row's threads belong to one warp. So sums over K are
-multiply-adds in a thread and then a few exchanges inside a warp, and a token's key [E] reaches the threads by a load of
-their own. Rows and warps are not part of the order of those sums, so equal inputs give equal bits in every kernel as
-long as a thread holds four numbers of each tensor at least (R E >= 128 warps). E is part of it, and is a geometry's.
+A tile is a tuple of R C 4 tensors [W,L], and a program has W L threads. Column c E + 4 l + j, E = 4 L, of a row of the
+state lies in tensor (r C + c) 4 + j at [w,l]; which of the R rows w + W n that is, depends on the lane: n = r xor the
+lane's own number, l / (L / R). A thread so holds R rows of 4 C columns and loads and stores them by fours, and a row's
+threads are neighbours in a warp. A sum over K is a chain of multiply-adds in each thread and then log2(L) exchanges
+with other lanes. For R rows these are shared out: with each of the first log2(R) exchanges a lane gives away the sums
+of half of the rows that it has, those in the upper half of its tensors whoever it is, and at the end it has the sum of
+its own row, tensor 0's, and does the arithmetic of that row only.
+
+Exchanges are gathers along a row, which are right however the compiler lays a tile out. Counting on one number per
+thread instead, by shuffles in assembly, was wrong for heads of 8 numbers, whose tiles were laid out otherwise.
+
+The order of a sum depends on E alone, not on R or the number of warps. E is a geometry's, so equal inputs give equal
+bits in every kernel. Products of a sum are spelled out as `fma`: a compiler that were free to contract a product and a
+sum could make two variants of a kernel differ in a bit.
 """
 
 # Triton's language, not Python's types.
@@ -31,58 +40,112 @@ def widened(x):
 
 
 @triton.jit
-def wide(parts, C: tl.constexpr):
-    """A row as a tuple of C tensors [E], in float32."""
-    rows = ()
-    for c in tl.static_range(C):
-        rows = rows + (widened(parts[c]),)
-    return rows
+def quarters(x):
+    """x [..,E] as four tensors [..,E/4]: one number each of four neighbours, which one thread has."""
+    shape: tl.constexpr = x.shape
+    even, odd = tl.split(tl.reshape(x, shape[:-1] + [shape[-1] // 4, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
 
 
 @triton.jit
-def load_part(row, first: tl.constexpr, K: tl.constexpr, E: tl.constexpr):
-    """[E] numbers of a row of K from column `first` on; zeros beyond K."""
-    column = tl.arange(0, E) + first
-    if first + E <= K:
-        return tl.load(row + column)
-    else:
-        return tl.load(row + column, mask=column < K, other=0.0)
+def whole(tile, at: tl.constexpr, W: tl.constexpr, E: tl.constexpr):
+    """The reverse of `quarters` for tensors at .. at + 3 [W,E/4] of a tile: [W,E]."""
+    return tl.reshape(tl.join(tl.join(tile[at], tile[at + 2]), tl.join(tile[at + 1], tile[at + 3])), [W, E])
 
 
 @triton.jit
-def load_parts(row, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """A row of K numbers as a tuple of C tensors [E]."""
+def load_raw(at, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """A row of K numbers as C tensors [E], as stored, from the pointers [E] of its first E; zeros beyond K."""
     parts = ()
     for c in tl.static_range(C):
-        parts = parts + (load_part(row, c * E, K, E),)  # the compiler knows no other way
+        if (c + 1) * E <= K:
+            parts = parts + (tl.load(at + c * E),)
+        else:
+            parts = parts + (tl.load(at + c * E, mask=tl.arange(0, E) + c * E < K, other=0.0),)
     return parts
 
 
 @triton.jit
-def load_tile(state, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """The given rows [BV] of a state [V,K] as a tuple of C tensors [BV,E]; zeros outside."""
-    tiles = ()
+def wide_row(parts, C: tl.constexpr):
+    """A row as C tensors [E] as 4 C tensors [1,L] in float32."""
+    found = ()
     for c in tl.static_range(C):
-        column = tl.arange(0, E)[None, :] + c * E
-        at = state + value[:, None] * K + column
-        if (C * E == K) and (V % BV == 0):
-            tiles = tiles + (tl.load(at),)
-        else:
-            tiles = tiles + (tl.load(at, mask=(value[:, None] < V) & (column < K), other=0.0),)
-    return tiles
+        four = quarters(widened(parts[c]))
+        for i in tl.static_range(4):
+            found = found + (four[i][None, :],)
+    return found
 
 
 @triton.jit
-def store_tile(state, tiles, value, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-                E: tl.constexpr):  # fmt: skip
-    """The reverse of `load_tile`."""
+def load_row(at, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """A row of K numbers as 4 C tensors [1,L] in float32, from the pointers [E] of its first E."""
+    return wide_row(load_raw(at, K, C, E), C)
+
+
+@triton.jit
+def load_rows(x, first, N, stride, K: tl.constexpr, W: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """Rows first .. first + W of x, `stride` apart, as C tensors [W,E] as stored; zeros from N and from K on."""
+    row = first + tl.arange(0, W)[:, None]
+    parts = ()
     for c in tl.static_range(C):
         column = tl.arange(0, E)[None, :] + c * E
-        at = state + value[:, None] * K + column
-        if (C * E == K) and (V % BV == 0):
-            tl.store(at, tiles[c])
-        else:
-            tl.store(at, tiles[c], mask=(value[:, None] < V) & (column < K))
+        inside = row < N if (c + 1) * E <= K else (row < N) & (column < K)
+        parts = parts + (tl.load(x + row * stride + column, mask=inside, other=0.0),)
+    return parts
+
+
+@triton.jit
+def wide_rows(parts, first: tl.constexpr, C: tl.constexpr):
+    """Parts first .. first + C of `load_rows` as 4 C tensors [W,L] in float32."""
+    found = ()
+    for c in tl.static_range(C):
+        found = found + quarters(widened(parts[first + c]))
+    return found
+
+
+@triton.jit
+def tile_rows(first, r: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, E: tl.constexpr):
+    """[W,E]: the row of the state that a thread has in a tile's tensors of number r; a row has L lanes."""
+    lane = tl.arange(0, E)[None, :] // (E // L)
+    return first + tl.arange(0, W)[:, None] + (lane // (L // R) ^ r) * W
+
+
+@triton.jit
+def load_tile(state, first, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+              E: tl.constexpr):  # fmt: skip
+    """Rows first .. first + R W of a state [V,K]; zeros outside."""
+    parts = ()
+    for r in tl.static_range(R):
+        value = tile_rows(first, r, W, R, E // 4, E)
+        for c in tl.static_range(C):
+            column = tl.arange(0, E)[None, :] + c * E
+            at = state + value * K + column
+            if (C * E == K) and (V % (R * W) == 0):
+                parts = parts + (tl.load(at),)
+            else:
+                parts = parts + (tl.load(at, mask=(value < V) & (column < K), other=0.0),)
+    tile = ()
+    for i in tl.static_range(R * C):
+        tile = tile + quarters(parts[i])
+    return tile
+
+
+@triton.jit
+def store_tile(state, tile, first, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
+               C: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """The reverse of `load_tile`."""
+    for r in tl.static_range(R):
+        value = tile_rows(first, r, W, R, E // 4, E)
+        for c in tl.static_range(C):
+            column = tl.arange(0, E)[None, :] + c * E
+            at = state + value * K + column
+            part = whole(tile, (r * C + c) * 4, W, E)
+            if (C * E == K) and (V % (R * W) == 0):
+                tl.store(at, part)
+            else:
+                tl.store(at, part, mask=(value < V) & (column < K))
 
 
 @triton.jit
@@ -104,12 +167,12 @@ def put(at, x):
 
 
 @triton.jit
-def store_values(row, value, x, V: tl.constexpr, BV: tl.constexpr):
-    """x [BV] to a row of V numbers."""
+def store_values(at, value, x, V: tl.constexpr, BV: tl.constexpr):
+    """x to the pointers `at` of the places `value` in a row of V numbers; programs have BV of them."""
     if V % BV == 0:
-        put(row + value, x)
+        put(at, x)
     else:
-        tl.store(row + value, x, mask=value < V)
+        tl.store(at, x, mask=value < V)
 
 
 @triton.jit
@@ -126,74 +189,125 @@ def get(at):
 
 
 @triton.jit
-def get_values(row, value, V: tl.constexpr, BV: tl.constexpr):
-    """[BV] numbers of a row of V; zeros beyond."""
+def get_values(at, value, V: tl.constexpr, BV: tl.constexpr):
+    """The numbers from the pointers `at` of the places `value` in a row of V as float32; zeros beyond."""
     if V % BV == 0:
-        return get(row + value)
+        return get(at).to(tl.float32)
     else:
-        return tl.load(row + value, mask=value < V, other=0.0)
+        return tl.load(at, mask=value < V, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def nothing_like(x):
-    """Zeros that lie in threads as the float32 tensor x does, and so does what is computed from them."""
+def get_six(at):
+    """Six float32 numbers from one pointer (a multiple of 16 bytes) on, in two loads."""
     if INTERPRETED:
-        return tl.zeros_like(x)
+        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     else:
-        return tl.inline_asm_elementwise("mov.f32 $0, 0f00000000;", "=f,f", [x], tl.float32, True, 1)
+        return tl.inline_asm_elementwise(
+            "ld.global.v4.f32 {$0, $1, $2, $3}, [$6]; ld.global.v2.f32 {$4, $5}, [$6+16];", "=&f,=&f,=&f,=&f,=f,=f,l",
+            [at], (tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32), False, 1,
+        )  # fmt: skip
 
 
 @triton.jit
-def token_sums(xk, xq, nothing, C: tl.constexpr):
-    """(x_k . x_k, x_q . x_q, x_k . x_q) [R] of rows as tuples of C tensors [R,E]; `nothing` [R,E] zeros."""
+def swapped(x, D: tl.constexpr):
+    """x [W,L] of the lane whose number differs from one's own in the bits of D."""
+    lane = tl.arange(0, x.shape[1])[None, :] ^ D
+    return tl.gather(x, tl.broadcast_to(lane, x.shape), 1)
+
+
+@triton.jit
+def row_sum(sums, R: tl.constexpr, L: tl.constexpr):
+    """Sums over the lanes of R rows [W,L], of each lane's own row. R <= L."""
+    for bit in tl.static_range(5):
+        if (R >> bit) > 1:
+            kept = ()
+            for r in tl.static_range(R >> (bit + 1)):
+                kept = kept + (sums[r] + swapped(sums[r + (R >> (bit + 1))], L >> (bit + 1)),)
+            sums = kept
+    total = sums[0]
+    for bit in tl.static_range(5):
+        if (L // R) >> (bit + 1) > 0:
+            total += swapped(total, (L // R) >> (bit + 1))
+    return total
+
+
+@triton.jit
+def spread(x, R: tl.constexpr, L: tl.constexpr):
+    """x [W,L] of each lane's own row as R tensors [W,L] in a tile's order."""
+    parts = (x,)
+    for r in tl.static_range(1, R):
+        parts = parts + (swapped(x, r * (L // R)),)
+    return parts
+
+
+@triton.jit
+def own_rows(first, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
+    """[W,L]: the row of the state that a lane has alone in `row_sum`."""
+    return first + tl.arange(0, W)[:, None] + tl.arange(0, L)[None, :] // (L // R) * W
+
+
+@triton.jit
+def token_sums(xk, xq, C: tl.constexpr, W: tl.constexpr, L: tl.constexpr):
+    """(x_k . x_k, x_q . x_q, x_k . x_q) [W,L], alike in all lanes, of rows as 4 C tensors [W,L] or [1,L]."""
+    nothing = tl.zeros([W, L], tl.float32)
     square_k, square_q, shared = nothing, nothing, nothing
-    for c in tl.static_range(C):
-        k, q = xk[c].to(tl.float32), xq[c].to(tl.float32)
-        square_k, square_q, shared = tl.fma(k, k, square_k), tl.fma(q, q, square_q), tl.fma(k, q, shared)
-    return tl.sum(square_k, 1), tl.sum(square_q, 1), tl.sum(shared, 1)
+    for c in tl.static_range(4 * C):
+        square_k = tl.fma(xk[c], xk[c], square_k)
+        square_q = tl.fma(xq[c], xq[c], square_q)
+        shared = tl.fma(xk[c], xq[c], shared)
+    return row_sum((square_k,), 1, L), row_sum((square_q,), 1, L), row_sum((shared,), 1, L)
 
 
 @triton.jit
 def token_numbers(square_k, square_q, shared, g, beta, K: tl.constexpr):
-    """(e^g, r_k, r_k e^g, r_q, beta, x_k . x_q): what of a token's step no state changes; numbers or tensors."""
+    """(e^g, r_k, -r_k e^g, r_q, beta, x_k . x_q): what of a token's step no state changes; numbers or tensors."""
     decay = tl.exp(g)
     norm = tl.rsqrt(square_k + EPS)
-    return decay, norm, norm * decay, tl.rsqrt(square_q + EPS) * (K**-0.5), beta, shared
+    return decay, norm, -norm * decay, tl.rsqrt(square_q + EPS) * (K**-0.5), beta, shared
 
 
 @triton.jit
-def updated(tiles, xk, decay, weighted, C: tl.constexpr):
-    """decay S + weighted x^T: tiles [R,E], raw keys [E], weighted [R] (u times the key's inverse norm)."""
+def updated(tile, xk, decay, weighted, R: tl.constexpr, C: tl.constexpr):
+    """decay S + weighted x^T: raw keys, weighted (u times the key's inverse norm) as R tensors [W,L]."""
     after = ()
-    for c in tl.static_range(C):
-        after = after + (tl.fma(weighted[:, None], xk[c][None, :], tiles[c] * decay),)
+    for r in tl.static_range(R):
+        for c in tl.static_range(4 * C):
+            after = after + (tl.fma(weighted[r], xk[c], tile[r * 4 * C + c] * decay),)
     return after
 
 
 @triton.jit
-def tile_step(tiles, xk, xq, value, numbers, C: tl.constexpr):
-    """One token on a tile S (tuple of C tensors [R,E]): (o [R], u [R], S'). xk, xq raw, tuples of [E] float32; value
-    [R]; numbers: `token_numbers`.
+def tile_step(tile, xk, xq, value, numbers, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, L: tl.constexpr):
+    """One token on a tile S: (o [W,L], u [W,L] of each lane's own row, S'). xk, xq raw, 4 C tensors [1,L] float32;
+    value [W,L] of the own row; numbers: `token_numbers`.
 
     k = r x with the inverse norm r outside the products (design 04). Both products are with the tile as it comes in, so
     that their sums run side by side: u = beta (v - r d S x_k), w = r u, S' = d S + w x_k^T and
-    S' x_q = d S x_q + w (x_k . x_q); fading is r d. Multiply-adds are spelled out: a compiler that were free to
-    contract a product and a sum could make two variants of a kernel differ in a bit.
+    S' x_q = d S x_q + w (x_k . x_q); fading is -r d.
     """
     decay, norm, fading, scale, beta, shared = numbers
-    old, read = tl.zeros_like(tiles[0]), tl.zeros_like(tiles[0])
-    for c in tl.static_range(C):
-        old = tl.fma(tiles[c], xk[c][None, :], old)
-        read = tl.fma(tiles[c], xq[c][None, :], read)
-    u = beta * tl.fma(-fading, tl.sum(old, 1), value.to(tl.float32))
+    old, read = (), ()
+    for r in tl.static_range(R):
+        sum_k, sum_q = tl.zeros([W, L], tl.float32), tl.zeros([W, L], tl.float32)
+        for c in tl.static_range(4 * C):
+            sum_k = tl.fma(tile[r * 4 * C + c], xk[c], sum_k)
+            sum_q = tl.fma(tile[r * 4 * C + c], xq[c], sum_q)
+        old, read = old + (sum_k,), read + (sum_q,)
+    u = beta * tl.fma(fading, row_sum(old, R, L), value)
     weighted = u * norm
-    return scale * tl.fma(weighted, shared, decay * tl.sum(read, 1)), u, updated(tiles, xk, decay, weighted, C)
+    output = scale * tl.fma(weighted, shared, decay * row_sum(read, R, L))
+    return output, u, updated(tile, xk, decay, spread(weighted, R, L), R, C)
 
 
 @triton.jit
-def factor_step(tiles, xk, u, g, C: tl.constexpr):
-    """The update of `tile_step` from its factors, in the same order: bit for bit the same tile. xk: a tuple of [E]."""
-    square = nothing_like(tiles[0])
-    for c in tl.static_range(C):
-        square = tl.fma(xk[c][None, :], xk[c][None, :], square)
-    return updated(tiles, xk, tl.exp(g), u * tl.rsqrt(tl.sum(square, 1) + EPS), C)
+def factor_step(tile, xk, u, g, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, L: tl.constexpr):
+    """The update of `tile_step` from its factors, in the same order: bit for bit the same tile. u: R tensors [W,L]."""
+    square = tl.zeros([W, L], tl.float32)
+    for c in tl.static_range(4 * C):
+        square = tl.fma(xk[c], xk[c], square)
+    norm = tl.rsqrt(row_sum((square,), 1, L) + EPS)
+    weighted = ()
+    for r in tl.static_range(R):
+        weighted = weighted + (u[r] * norm,)
+    return updated(tile, xk, tl.exp(g), weighted, R, C)

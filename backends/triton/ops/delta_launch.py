@@ -82,14 +82,14 @@ def outputs_of(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def walk_tile(config: WalkConfig, keys: int, values: int) -> tuple[int, int, int, int]:
-    """(rows, parts, columns of a part) of a walk's tile, and the rows of a tensor that gives each thread four numbers.
-
-    A tile has no fewer rows than that: fewer numbers per thread would be another order of sums.
-    """
+    """(W, R, C, E) of a walk's tile (`delta_tile`): W rows give each thread of W E / 128 warps four numbers, and it has
+    R of them. Narrow states have fewer warps: no thread is to have rows beyond V only."""
     width = power_of_two(keys, 16)
     across = min(config.e, width)
-    least = 128 * config.warps // across
-    return max(min(config.bv, power_of_two(values)), least), width // across, across, least
+    least = 128 // across
+    at_once = min(least * config.warps, max(power_of_two(values), least))
+    held = min(config.bv, power_of_two(values)) // at_once
+    return at_once, min(max(held, 1), across // 4), width // across, across
 
 
 def launch_walk(
@@ -116,21 +116,20 @@ def launch_walk(
     batch, nodes, heads, keys = k.shape
     value_heads, values = v.shape[2:]
     one = nodes == 1 and order is None and parent_row is None and table is None
-    config = config or walk_config(keys, values, batch * value_heads, one)
+    ordered = order is not None or parent_row is not None
     lanes = order.shape[1] if order is not None and order.dim() == 3 else 1
+    config = config or walk_config(keys, values, batch * value_heads, one, ordered and lanes == 1)
     steps = nodes if order is None else order.shape[-1]
-    block, parts, across, at_once = walk_tile(config, keys, values)
+    at_once, held, parts, across = walk_tile(config, keys, values)
     waiting = pending or Pending(state, state, state, None, state, 0)
     path = waiting.path
     room = 0 if pending is None else pending.k.shape[1]
-    grid = (-(-values // block), value_heads, batch * lanes)
+    grid = (-(-values // (held * at_once)), value_heads, batch * lanes)
     size = max(at_once, BLOCK)
-    if order is not None or parent_row is not None:
-        size = power_of_two(max(nodes, steps, at_once))
+    if ordered:
+        size = power_of_two(max(nodes, steps, at_once, BLOCK))
     work = torch.empty(1 if one else math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device)
     dependent = not interpreted() if settled else False
-    # Where the last tile is written, values and numbers ahead would leave registers for fewer programs at once.
-    ahead = 2 if config.deep else int(after is None)
     delta_walk[grid](
         state, q, k, v, g, beta,
         state if order is None else order,
@@ -147,11 +146,11 @@ def launch_walk(
         room if path is None else path.shape[1], room, heads, value_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
-        K=keys, V=values, BV=block, C=parts, E=across, NT=size, TB=at_once,
+        K=keys, V=values, W=at_once, R=held, C=parts, E=across, NT=size, TB=max(at_once, BLOCK),
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        ONE=one, AHEAD=ahead, DEPENDENT=dependent, num_warps=config.warps, num_stages=1,
-        **(PDL if dependent else {}),
+        ONE=one, SHORT=nodes <= size, DEPENDENT=dependent,
+        num_warps=at_once * across // 128, num_stages=1, maxnreg=config.registers, **(PDL if dependent else {}),
     )  # fmt: skip
 
 
@@ -277,11 +276,11 @@ def launch_steps(
     heads, values, keys = state.shape[-3:]
     states = state.numel() // (heads * values * keys)
     config = config or walk_config(keys, values, states * heads)
-    block, parts, across, _ = walk_tile(config, keys, values)
-    delta_commit_steps[(-(-values // block), heads, states)](
+    at_once, held, parts, across = walk_tile(config, keys, values)
+    delta_commit_steps[(-(-values // (held * at_once)), heads, states)](
         state, after, k, u, g, path, count, k.shape[-3], path.shape[-1], count.numel(), k.shape[-2], heads,
-        K=keys, V=values, BV=block, C=parts, E=across, COPY=state is not after,
-        num_warps=config.warps, num_stages=1,
+        K=keys, V=values, W=at_once, R=held, C=parts, E=across, COPY=state is not after,
+        num_warps=at_once * across // 128, num_stages=1,
     )  # fmt: skip
 
 

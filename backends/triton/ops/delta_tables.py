@@ -1,8 +1,8 @@
 """Configurations of the delta rule's kernels by geometry: tile sizes, warps, stages.
 
 The bits of the walk (plain decoding and all schedules that go token by token) depend on how its sums over K are split
-between threads: on `e`, which is therefore fixed for a geometry. Rows of the state per program, warps, and rows loaded
-ahead may change with the number of sequences.
+between threads: on `e`, which is therefore fixed for a geometry. Rows of the state per program and warps may change
+with the number of sequences.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class TreeConfig:
 
 @dataclass(frozen=True, slots=True)
 class WalkConfig:
-    """Token by token: `bv` rows of the state per program, parts of `e` columns (four of a row in each thread); `deep`:
-    keys too are loaded one step ahead, not only values and the like."""
+    """Token by token: `bv` rows of the state per program, parts of `e` columns (four of a row in each thread);
+    `registers`: the most per thread, where the compiler would take more than leave room for four programs at once."""
 
     bv: int
     e: int
     warps: int
-    deep: bool = False
+    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +52,40 @@ class CommitConfig:
 
 WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
     (128, 128): (
-        (64, WalkConfig(bv=32, e=16, warps=4, deep=True)),
-        (ALWAYS, WalkConfig(bv=64, e=16, warps=4)),
+        (64, WalkConfig(bv=16, e=32, warps=4)),
+        (128, WalkConfig(bv=32, e=32, warps=4)),
+        (ALWAYS, WalkConfig(bv=64, e=32, warps=4, registers=128)),
     ),
     (256, 256): (
-        (16, WalkConfig(bv=16, e=32, warps=4, deep=True)),
-        (ALWAYS, WalkConfig(bv=32, e=32, warps=4)),
+        (16, WalkConfig(bv=8, e=64, warps=4, registers=128)),
+        (32, WalkConfig(bv=16, e=64, warps=4)),
+        (ALWAYS, WalkConfig(bv=32, e=64, warps=4, registers=128)),
     ),
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for.
 
-On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 11.2 / 29.7 / 98, Qwen3-Next
-(K = 128) 11.4 / 29.0 / 98.
+On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 8.0 / 22.8 / 74, Qwen3-Next
+(K = 128) 8.1 / 24.1 / 76.
 """
+FORKED: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
+    (128, 128): (
+        (64, WalkConfig(bv=16, e=32, warps=4)),
+        (ALWAYS, WalkConfig(bv=32, e=32, warps=4, registers=128)),
+    ),
+    (256, 256): (
+        (16, WalkConfig(bv=8, e=64, warps=4, registers=128)),
+        (ALWAYS, WalkConfig(bv=16, e=64, warps=4, registers=128)),
+    ),
+}
+"""As WALK, for trees and single arrays of nodes: there four rows of a thread, and a tile that waits beside, leave room
+for fewer programs at once."""
 SINGLE: Mapping[tuple[int, int], WalkConfig] = {
-    (128, 128): WalkConfig(bv=32, e=16, warps=4),
-    (256, 256): WalkConfig(bv=8, e=32, warps=2),
+    (128, 128): WalkConfig(bv=16, e=32, warps=4),
+    (256, 256): WalkConfig(bv=8, e=64, warps=4),
 }
 """By (K, V): for one token, which reads and writes the state and does little else. `e` is that of WALK.
 
-On an H200, microseconds at 1 / 8 / 32 rows: K = 256 3.7 / 11.8 / 38.4, K = 128 3.5 / 12.0 / 38.5.
+On an H200, microseconds at 1 / 8 / 32 rows: K = 256 3.2 / 10.8 / 37.4, K = 128 3.4 / 11.4 / 38.0.
 """
 COMMIT: Mapping[tuple[int, int], CommitConfig] = {
     (128, 128): CommitConfig(bv=32, bk=128, warps=4, stages=2, ahead=True),
@@ -129,13 +143,13 @@ def tree_config(keys: int, values: int, nodes: int, programs: int, pending: bool
     return next(config for most, config in table[nearest] if programs <= most)
 
 
-def walk_config(keys: int, values: int, programs: int, single: bool = False) -> WalkConfig:
-    """The configuration for K, V and value heads times sequences, or for a `single` token of each; that of the nearest
-    geometry."""
+def walk_config(keys: int, values: int, programs: int, single: bool = False, ordered: bool = False) -> WalkConfig:
+    """The configuration for K, V and value heads times sequences, of a chain, a tree or one array of nodes (`ordered`),
+    or a `single` token of each; that of the nearest geometry."""
     nearest = min(WALK, key=lambda known: abs(known[0] - keys) + abs(known[1] - values))
     if single:
         return SINGLE[nearest]
-    return next(config for most, config in WALK[nearest] if programs <= most)
+    return next(config for most, config in (FORKED if ordered else WALK)[nearest] if programs <= most)
 
 
 def commit_config(keys: int, values: int) -> CommitConfig:

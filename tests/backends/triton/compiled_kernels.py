@@ -21,7 +21,7 @@ from specc.backends.triton.ops.delta_launch import (
     launch_walk,
     outputs_of,
 )
-from specc.backends.triton.ops.delta_tables import PENDING, TREE, WALK
+from specc.backends.triton.ops.delta_tables import FORKED, PENDING, TREE, WALK
 from tests.backends.triton.recorded import launched
 
 Call = Callable[[], Any]
@@ -45,8 +45,15 @@ def calls(group: str, keys: int) -> Iterator[tuple[str, Call]]:
             walk = partial(launch_walk, state, rows, o, u, config=config)
             yield f"chain {config}", walk
             yield f"plain decoding {config}", partial(walk, after=state)
+            yield f"chain behind factors {config}", partial(walk, pending=pending)
+            yield f"paths {config}", partial(walk, order=torch.empty(2, 5, nodes, dtype=torch.int32))
+            yield f"states {config}", partial(walk, table=state, keep=True)
+        for _, config in FORKED[(keys, keys)]:
+            walk = partial(launch_walk, state, rows, o, u, config=config)
             yield f"tree {config}", partial(walk, parent_row=parent_row, table=state)
             yield f"pending {config}", partial(walk, parent_row=parent_row, table=state, pending=pending)
+            order = torch.empty(2, nodes, dtype=torch.int32)
+            yield f"ordered {config}", partial(walk, order=order, parent_row=parent_row, table=state)
     elif name == "commit":
         yield "steps", partial(launch_steps, state, state, rows.k, u, rows.g, path, count)
         yield "rank_n", partial(launch_rank_n, state, state, rows.k, u, rows.g, path, count)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 TYPES = {
@@ -77,14 +78,34 @@ def source_of(launch: Launch) -> ASTSource:
     return ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
 
 
-def compiled(launch: Launch) -> Any:
-    """The kernel compiled for sm_90."""
+def options_of(launch: Launch) -> dict[str, Any]:
+    """The compiler's options."""
     options: dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages}
     if launch.dependent:
         options["launch_pdl"] = True
     if launch.registers is not None:
         options["maxnreg"] = launch.registers
-    return triton.compile(source_of(launch), target=TARGET, options=options)
+    return options
+
+
+def compiled(launch: Launch) -> Any:
+    """The kernel compiled for sm_90."""
+    return triton.compile(source_of(launch), target=TARGET, options=options_of(launch))
+
+
+def lowered(launch: Launch) -> str:
+    """The kernel for sm_90 with the layouts of its tensors (TritonGPU IR), without what makes machine code of it."""
+    source, backend, context, stages = source_of(launch), make_backend(TARGET), ir.context(), dict[str, Any]()
+    options = backend.parse_options(options_of(launch) | source.parse_options())
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    backend.add_stages(stages, options, source.language)
+    made = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(TARGET, options, *made, context)
+    metadata = {"target": TARGET, **options.__dict__}
+    for stage in ("ttir", "ttgir"):
+        module = stages[stage](module, metadata)
+    return str(module)
 
 
 def resources(launch: Launch) -> Resources:

@@ -1,5 +1,5 @@
-"""The state tile as a tuple of parts: one order of sums in all kernels that use it, whatever its rows, blocks and rows
-ahead; errors against float64."""
+"""The state tile with one number per thread and tensor: one order of sums in all kernels that use it, however many rows
+a thread holds; errors against float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.backends.triton.ops.delta_launch import Rows, launch_walk, outputs_of, walk_tile
-from specc.backends.triton.ops.delta_tables import SINGLE, WALK, WalkConfig
+from specc.backends.triton.ops.delta_tables import FORKED, SINGLE, WALK, WalkConfig
 from tests.backends.triton.apart import printed
 from tests.backends.triton.trees import Operands, check, exact, operands
 
@@ -40,50 +40,53 @@ def by_single_tokens(case: Operands, config: WalkConfig) -> Results:
 @settings(max_examples=4, deadline=None)
 @given(
     st.integers(1, 5),
-    st.sampled_from([(32, 16), (24, 20), (64, 8)]),
+    st.sampled_from([(32, 16), (24, 20), (64, 8), (40, 32)]),
     st.sampled_from([16, 32]),
-    st.sampled_from([8, 16]),
-    st.booleans(),
+    st.sampled_from([8, 16, 32]),
 )
-def test_a_chain_has_the_bits_of_single_tokens(
-    nodes: int, sizes: tuple[int, int], e: int, block: int, deep: bool
-) -> None:
+def test_a_chain_has_the_bits_of_single_tokens(nodes: int, sizes: tuple[int, int], e: int, block: int) -> None:
     case = operands([list(range(nodes))], [nodes], heads=(1, 2), sizes=sizes)
-    found = walked(case, WalkConfig(bv=block, e=e, warps=1, deep=deep))
+    found = walked(case, WalkConfig(bv=block, e=e, warps=1))
     plain = by_single_tokens(case, WalkConfig(bv=16, e=e, warps=1))
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     check(case, found[0], found[1], exact(case))
 
 
-def test_a_chain_of_more_nodes_than_are_prepared_at_once() -> None:
-    """18 nodes: two blocks of 16, whose numbers lie in the same place one after the other."""
-    case = operands([list(range(18))], [18], heads=(1, 1), sizes=(16, 8))
-    found = walked(case, WalkConfig(bv=8, e=16, warps=1, deep=True))
-    plain = by_single_tokens(case, WalkConfig(bv=8, e=16, warps=1))
+@pytest.mark.parametrize("held", [1, 2, 4, 8])
+def test_rows_that_a_thread_holds_leave_the_bits_alone(held: int) -> None:
+    """Sums of several rows are shared out between lanes; more nodes than one program of the rows' launch makes."""
+    case = operands([list(range(9))], [9], heads=(1, 2), sizes=(32, 32))
+    found = walked(case, WalkConfig(bv=4 * held, e=32, warps=1))
+    plain = by_single_tokens(case, WalkConfig(bv=4, e=32, warps=1))
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     check(case, found[0], found[1], exact(case))
 
 
 def test_a_thread_has_four_numbers_of_a_part() -> None:
     """Fewer or more would be another order of sums on a GPU; the interpreter has no threads."""
-    every = [*(config for table in WALK.values() for _, config in table), *SINGLE.values()]
+    every = {size: [*(c for _, c in WALK[size]), *(c for _, c in FORKED[size]), SINGLE[size]] for size in WALK}
     for keys, values in ((16, 8), (24, 40), (64, 96), *WALK):
-        for config in every:
-            rows, parts, across, at_once = walk_tile(config, keys, values)
+        for config in (config for configs in every.values() for config in configs):
+            at_once, held, parts, across = walk_tile(config, keys, values)
             assert parts * across >= keys
-            assert at_once * across == 128 * config.warps
-            assert rows >= at_once
-    for sizes, table in WALK.items():
-        assert {config.e for _, config in table} == {SINGLE[sizes].e}
+            assert at_once * across in [128 << n for n in range(config.warps.bit_length())]
+            assert at_once * across == 128 * config.warps or at_once >= values
+            assert held in (1, 2, 4)
+            assert held <= across // 4
+    assert walk_tile(WalkConfig(bv=64, e=32, warps=1), 16, 64) == (8, 4, 1, 16)  # no more rows than lanes
+    assert walk_tile(WalkConfig(bv=64, e=32, warps=4), 8, 8) == (8, 1, 1, 16)  # nor more warps than rows for them
+    for configs in every.values():
+        assert len({config.e for config in configs}) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", [128, 256])
-def test_steps_of_a_chain_move_nothing_between_threads(keys: int) -> None:
-    """Compiled for sm_90: no change of layout, and the layout that the order of sums is that of; for a single token no
-    barrier either."""
-    found = printed("compiled_walk", keys)
-    assert found
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("keys", [8, 16, 32, 64, 128, 256])
+def test_numbers_stay_where_they_are(keys: int, dtype: str) -> None:
+    """What the launcher can choose, lowered for sm_90: numbers go from lane to lane by gathers, right for every layout,
+    and never by assembly, which counts on one; gathers stay in a warp, and nothing is laid out anew."""
+    found = printed("compiled_walk", keys, dtype)
+    assert len(found) >= 12
     for name, seen in found.items():
-        assert seen["parts"] > 0, name
-        assert (seen["conversions"], seen["barriers"], seen["others"]) == (0, 0, 0), name
+        assert seen.pop("gathers") > 0, name
+        assert seen == {"lanes": 0, "conversions": 0, "apart": 0}, name

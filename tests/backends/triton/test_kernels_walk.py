@@ -18,7 +18,7 @@ from specc.backends.triton.ops.delta import (
     delta_rule_commit,
     delta_rule_commit_,
 )
-from specc.backends.triton.ops.delta_launch import Gate, launch_walk, outputs_of, rows_of
+from specc.backends.triton.ops.delta_launch import Gate, heavy_light, launch_walk, outputs_of, rows_of
 from specc.backends.triton.ops.delta_tables import TREE, TreeConfig, WalkConfig, commit_config, tree_config, walk_config
 from specc.backends.triton.ops.delta_variants import PREFIXES, TREE_OPERANDS, variant
 from specc.backends.triton.ops.delta_verify import table_of
@@ -64,6 +64,35 @@ def test_all_nodes_of_a_fork_have_the_bits_of_plain_decoding(schedule: str) -> N
             plain = by_plain_decoding(case, b, node)
             assert torch.equal(o[b, node], plain[0])
             assert torch.equal(u[b, node], plain[1])
+
+
+NESTED = [0, 1, 2, 2, 1, 5, 5, 0]
+"""Branches within branches: one tile waits in registers, others in the table, and the context's children come last."""
+
+
+@pytest.mark.parametrize("schedule", ["serial", "hybrid"])
+def test_branches_within_branches_have_the_bits_of_plain_decoding(schedule: str) -> None:
+    case = operands([NESTED], [8], heads=(1, 1), sizes=(16, 8))
+    o, u = called("delta_rule_verify", case, schedule)
+    for node in range(8):
+        plain = by_plain_decoding(case, 0, node)
+        assert torch.equal(o[0, node], plain[0])
+        assert torch.equal(u[0, node], plain[1])
+
+
+def depth_first(parent_row: list[int], above: int = 0) -> list[int]:
+    """Nodes below a row, of siblings the one with the largest subtree (the first of equals) last."""
+    below = [[node, *depth_first(parent_row, node + 1)] for node, row in enumerate(parent_row) if row == above]
+    heavy = max(below, key=len, default=[])
+    return [node for chain in (*(chain for chain in below if chain is not heavy), heavy) for node in chain]
+
+
+@given(st.integers(1, 20).flatmap(lambda n: st.tuples(*(st.integers(0, i) for i in range(n)))), st.integers(0, 20))
+def test_order_walks_the_heavy_child_last(parents: tuple[int, ...], padding: int) -> None:
+    valid = torch.arange(len(parents)) < max(1, len(parents) - padding)
+    parent_row = torch.where(valid, torch.tensor(parents), 0).unsqueeze(0)
+    order = heavy_light(parent_row, ops.ancestor_mask(parent_row, valid.unsqueeze(0)))
+    assert order[0].tolist() == depth_first(parent_row[0].tolist())
 
 
 def test_chain_in_one_call_has_the_bits_of_single_tokens() -> None:
