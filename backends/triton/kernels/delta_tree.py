@@ -4,6 +4,10 @@ The state tile [BV,K] is the left operand, [x_k; x_q] of all nodes the right one
 a node side by side), so that each piece of the state feeds one product. Values are the M dimension: 64 of them give
 warpgroup products with the state in registers (design 09, "Triton on sm_90"). With PDL the state streams while phase 1
 runs; what phase 1 wrote is read behind `gdc_wait`.
+
+A program goes through several tiles in one loop over all their chunks, so that the next tile's loads are on their way
+while a tile's end is computed; there are as many programs as run at once. Factors that are pending are folded into the
+chunk that has just been multiplied: a state that is due is read once and written once.
 """
 
 # Triton's language, not Python's types.
@@ -17,6 +21,7 @@ import triton.language as tl
 from specc.backends.triton.kernels.delta_pending import fold, path_rows
 from specc.backends.triton.kernels.delta_solve import SCALARS, load_chunk, work_size
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
+from specc.backends.triton.kernels.linear_once import asked
 
 
 @triton.jit
@@ -46,113 +51,105 @@ def load_state(at, value, column, K: tl.constexpr, V: tl.constexpr, BV: tl.const
 
 @triton.jit
 def store_state(at, state, value, column, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):
-    """The reverse of `load_state`."""
+    """The reverse of `load_state`. Past the cache as far as that goes: what is written is not read again soon, and in
+    the cache it would be in the way of what is read."""
     if (K % BK == 0) and (V % BV == 0):
-        tl.store(at, state)
+        tl.store(at, state, cache_modifier=".cs")
     else:
-        tl.store(at, state, mask=(value[:, None] < V) & (column < K))
+        tl.store(at, state, mask=(value[:, None] < V) & (column < K), cache_modifier=".cs")
 
 
 @triton.jit
-def stream(at_state, at_x, twice, value,
-           K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
-           PIECES: tl.constexpr):  # fmt: skip
-    """S [x_k; x_q] over K in chunks: [BV,2T]."""
-    acc = tl.zeros([BV, 2 * T], tl.float32)
-    for first in tl.range(0, K, BK):
-        column = tl.arange(0, BK)[None, :] + first
-        state = load_state(at_state + first, value, column, K, V, BV, BK)
-        acc = dot_pieces(state, tl.trans(load_chunk(at_x + first, twice, column, K, BK)), acc, PIECES)
-    return acc
+def load_x(q, k, b, head, column, N, stride_qb, stride_qt, stride_kb, stride_kt, K: tl.constexpr, T: tl.constexpr,
+           BK: tl.constexpr):  # fmt: skip
+    """[2T,BK]: columns [1,BK] of x_k and x_q of all nodes by turns."""
+    twin = tl.arange(0, 2 * T)[:, None]
+    at = tl.where(
+        twin % 2 == 0,
+        k + b.to(tl.int64) * stride_kb + head * K + (twin // 2) * stride_kt + column,
+        q + b.to(tl.int64) * stride_qb + head * K + (twin // 2) * stride_qt + column,
+    )
+    return load_chunk(at, tl.arange(0, 2 * T) // 2 < N, column, K, BK)
 
 
 @triton.jit
-def fold_all(at_state, at_pending, keep, weighted, decay, value,
-             K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """The state with its pending factors folded in, written where it lies. In a loop of its own: the tile has just been
-    read, so it comes from the cache, and a loop that streams, multiplies and writes at once does all three badly."""
-    for first in tl.range(0, K, BK):
-        column = tl.arange(0, BK)[None, :] + first
-        state = load_state(at_state + first, value, column, K, V, BV, BK)
-        rows = load_chunk(at_pending + first, keep, column, K, BK)
-        store_state(at_state + first, fold(state, weighted, rows, decay), value, column, K, V, BV, BK)
+def load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V: tl.constexpr):
+    """u [BV,R] of the pending rows that count."""
+    at = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
+    return tl.load(at, mask=keep[None, :] & (value[:, None] < V), other=0.0)
 
 
 @triton.jit
-def held(at_state, value, due, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):
-    """The chunks [BV,BK] of the state that a fold will change; nothing is read where none is due."""
-    tiles = ()
-    for first in tl.static_range(0, K, BK):
-        if (K % BK == 0) and (V % BV == 0):
-            tiles = tiles + (tl.load(at_state + first, mask=due, other=0.0),)
-        else:
-            inside = (value[:, None] < V) & (tl.arange(0, BK)[None, :] + first < K)
-            tiles = tiles + (tl.load(at_state + first, mask=inside & due, other=0.0),)
-    return tiles
+def finish(acc, v, work, o, u, value, b, hv, N, HV, stride_vb, stride_vt, V: tl.constexpr, BV: tl.constexpr,
+           T: tl.constexpr):  # fmt: skip
+    """A tile's o and u from S [x_k; x_q]."""
+    row = tl.arange(0, T)
+    inside = (row[None, :] < N) & (value[:, None] < V)
+    at = (b * stride_vb + hv * V + row[None, :] * stride_vt) + value[:, None]
+    values = asked(tl.load(v + at, mask=inside, other=0.0))
+    outputs, factors = tail(acc, values.to(tl.float32), work, N, BV, T)
+    at = (b * N + row[None, :]).to(tl.int64) * (HV * V) + hv * V + value[:, None]
+    tl.store(u + at, factors, mask=inside)
+    tl.store(o + at, rounded(outputs, o), mask=inside)
 
 
-@triton.jit
-def fold_held(at_state, tiles, at_pending, keep, weighted, decay, value,
-              K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """As `fold_all` on tiles that are in registers: all chunks are independent of each other and of memory."""
-    for first in tl.static_range(0, K, BK):
-        column = tl.arange(0, BK)[None, :] + first
-        rows = load_chunk(at_pending + first, keep, column, K, BK)
-        more = fold(tl.zeros([BV, BK], tl.float32), weighted, rows, 0.0)
-        store_state(at_state + first, tl.fma(tiles[first // BK], decay, more), value, column, K, V, BV, BK)
-
-
-@triton.jit(do_not_specialize=["N", "P", "ROWS", "window"])
-def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, H, HV,
+@triton.jit(do_not_specialize=["N", "P", "ROWS", "window", "total", "loops"])
+def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, total, loops,
                      stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
-                     K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
-                     BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     HOLD: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Grid (V / BV, HV, B). o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K] is written where folds are due.
+                     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, T: tl.constexpr,
+                     R: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
+                     PDL: tl.constexpr):  # fmt: skip
+    """Grid (programs,), each for `loops` of the `total` tiles. o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K]
+    is written where folds are due.
 
     `work`: what phase 1 wrote. R = 0: nothing is pending; else R >= P, the length of a path through ROWS pending rows.
     """
-    hv, b = tl.program_id(1), tl.program_id(2)
-    head = hv // (HV // H)
-    value = tl.program_id(0) * BV + tl.arange(0, BV)
-    row = tl.arange(0, T)
-    inside = (row[None, :] < N) & (value[:, None] < V)
-    at_value = (b * stride_vb + hv * V + row[None, :] * stride_vt) + value[:, None]
-    values = tl.load(v + at_value, mask=inside, other=0.0).to(tl.float32)
-    at_rows = state + ((b.to(tl.int64) * HV + hv) * V + value[:, None]) * K
-    at_state = at_rows + tl.arange(0, BK)[None, :]
-    place = tl.arange(0, BK)[None, :] + head * K
-    twin = tl.arange(0, 2 * T)[:, None]
-    at_x = tl.where(
-        twin % 2 == 0,
-        k + b.to(tl.int64) * stride_kb + place + (twin // 2) * stride_kt,
-        q + b.to(tl.int64) * stride_qb + place + (twin // 2) * stride_qt,
-    )
-    twice = tl.arange(0, 2 * T) // 2 < N
-    work += (b * HV + hv) * work_size(T, R)
+    CHUNKS: tl.constexpr = (K + BK - 1) // BK
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    begin = tl.program_id(0) * loops
+    rows_of_tile = state + tl.arange(0, BV)[:, None] * K + tl.arange(0, BK)[None, :]
+    acc = tl.zeros([BV, 2 * T], tl.float32)
     if R > 0:
-        waiting = tl.load(count + b)
-        rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
-        at_u = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
-        weighted = tl.load(at_u, mask=keep[None, :] & (value[:, None] < V), other=0.0)
-    acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
-    if (R > 0) and HOLD:
-        tiles = held(at_state, value, waiting >= tl.maximum(window, 1), K, V, BV, BK)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    if R > 0:
-        at_more = work + 2 * T * T + SCALARS * T
-        decay = tl.load(at_more - T)
-        if waiting >= tl.maximum(window, 1):
-            rates = tl.load(at_more + R * 2 * T + tl.arange(0, R))
-            at_pending = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
-            if HOLD:
-                fold_held(at_state, tiles, at_pending, keep, weighted * rates[None, :], decay, value, K, V, BV, BK)
-            else:
-                fold_all(at_state, at_pending, keep, weighted * rates[None, :], decay, value, K, V, BV, BK)
-        near = tl.load(at_more + tl.arange(0, R)[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :])
-        acc = dot_float32(weighted, near, acc * decay)
-    outputs, factors = tail(acc, values, work, N, BV, T)
-    at_out = (b * N + row[None, :]).to(tl.int64) * (HV * V) + hv * V + value[:, None]
-    tl.store(u + at_out, factors, mask=inside)
-    tl.store(o + at_out, rounded(outputs, o), mask=inside)
+        weighted = tl.zeros([BV, R], tl.float32)
+        rows, counted = tl.zeros([R], tl.int32), tl.zeros([R], tl.int32)
+        decay, due = 0.0, 0
+    for i in tl.range(0, tl.minimum(loops, total - begin) * CHUNKS):
+        tile, first = begin + i // CHUNKS, i % CHUNKS * BK
+        hv, b = tile // BLOCKS % HV, tile // BLOCKS // HV
+        head = hv // (HV // H)
+        value = tile % BLOCKS * BV + tl.arange(0, BV)
+        column = tl.arange(0, BK)[None, :] + first
+        if V % BV == 0:
+            at = rows_of_tile + (tile.to(tl.int64) * (BV * K) + first)
+        else:
+            at = state + ((b.to(tl.int64) * HV + hv) * V + value[:, None]) * K + column
+        tile_k = load_state(at, value, column, K, V, BV, BK)
+        x = load_x(q, k, b, head, column, N, stride_qb, stride_qt, stride_kb, stride_kt, K, T, BK)
+        here = work + (b * HV + hv) * work_size(T, R)
+        more = here + 2 * T * T + SCALARS * T
+        if R > 0 and first == 0:
+            waiting = tl.load(count + b)
+            rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
+            counted, due = keep.to(tl.int32), (waiting >= tl.maximum(window, 1)).to(tl.int32)
+            if due != 0:
+                weighted = load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V)
+                if PDL:
+                    tl.extra.cuda.gdc_wait()
+                decay = tl.load(more - T)
+                weighted = asked(weighted) * tl.load(more + R * 2 * T + tl.arange(0, R))[None, :]
+        # A sum of its own for every chunk: the compiler would wait behind each product into one that is set to zero.
+        part = dot_pieces(tile_k, tl.trans(x), tl.zeros([BV, 2 * T], tl.float32), PIECES)
+        acc = part + tl.where(first == 0, 0.0, acc)
+        if R > 0 and due != 0:
+            at_rows = pending_k + ((b * ROWS + rows.to(tl.int64)) * H + head)[:, None] * K + column
+            after = fold(tile_k, weighted, load_chunk(at_rows, counted != 0, column, K, BK), decay)
+            store_state(at, after, value, column, K, V, BV, BK)
+        if i % CHUNKS == CHUNKS - 1:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            ends = acc
+            if R > 0:
+                near = tl.load(more + tl.arange(0, R)[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :])
+                factors = load_factors(pending_u, rows, counted != 0, value, b, hv, ROWS, HV, V)
+                ends = dot_float32(asked(factors), asked(near), acc * tl.load(more - T))
+            finish(ends, v, here, o, u, value, b, hv, N, HV, stride_vb, stride_vt, V, BV, T)
