@@ -216,7 +216,7 @@ def decay_ratios(seen, g, T: tl.constexpr):
 def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
                     K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
                     PATH: tl.constexpr):  # fmt: skip
-    """What a verify needs of its pending factors: [R,2T] = w_j r_j (x_j . x), the weights w_j r_j, and e^G."""
+    """What a verify needs of its pending factors: [R,2T] = x_j . x, the weights w_j r_j [R], and e^G."""
     xk, xq = ask_rows(at_k, live, K, BK), ask_rows(at_q, live, K, BK)
     rows, keep = path_rows(path, tl.load(count + b), b, P, ROWS, R, PATH)
     g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
@@ -235,7 +235,7 @@ def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b
     row = tl.arange(0, R)
     tl.store(work - T, decay)
     at = row[:, None, None] * (2 * T) + tl.arange(0, T)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    tl.store(work + at, tl.join(weights[:, None] * with_k, weights[:, None] * with_q))
+    tl.store(work + at, tl.join(with_k, with_q))
     tl.store(work + R * 2 * T + row, weights)
 
 

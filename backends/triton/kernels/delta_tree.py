@@ -25,22 +25,6 @@ from specc.backends.triton.kernels.linear_once import asked
 
 
 @triton.jit
-def tail(acc, values, work, N, BV: tl.constexpr, T: tl.constexpr):
-    """(o, u) [BV,T] from S [x_k; x_q] [BV,2T]: R = beta v - beta e^G r_k (S x_k), then [X; P X] R."""
-    row = tl.arange(0, T)
-    matrix = tl.load(work + row[:, None] + tl.arange(0, 2 * T)[None, :] * T)
-    work += 2 * T * T
-    beta = tl.load(work + row)
-    scaled_k = tl.load(work + T + row)
-    scaled_q = tl.load(work + 2 * T + row)
-    read_k, read_q = tl.split(acc.reshape(BV, T, 2))
-    rest = tl.where(row[None, :] < N, beta[None, :] * values - scaled_k[None, :] * read_k, 0.0)
-    both = dot_float32(rest, matrix, tl.zeros([BV, 2 * T], tl.float32))
-    u, inner = tl.split(both.reshape(BV, T, 2))
-    return scaled_q[None, :] * read_q + inner, u
-
-
-@triton.jit
 def load_state(at, value, column, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):
     """[BV,BK] of a state; zeros outside."""
     if (K % BK == 0) and (V % BV == 0):
@@ -80,25 +64,36 @@ def load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V: tl.constexpr)
 
 
 @triton.jit
-def finish(acc, v, work, o, u, value, b, hv, N, HV, stride_vb, stride_vt, V: tl.constexpr, BV: tl.constexpr,
-           T: tl.constexpr):  # fmt: skip
-    """A tile's o and u from S [x_k; x_q]."""
-    row = tl.arange(0, T)
+def finish(acc, weighted, decay, v, work, o, u, value, b, hv, N, HV, stride_vb, stride_vt, V: tl.constexpr,
+           BV: tl.constexpr, T: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    """A tile's o and u from S [x_k; x_q] [BV,2T]: R = beta v - beta e^G r_k (S x_k), then [X; P X] R. Pending factors
+    `weighted` [BV,R], already decayed among themselves, stand in front. All loads come before anything is looked at."""
+    row, twice = tl.arange(0, T), tl.arange(0, 2 * T)[None, :]
     inside = (row[None, :] < N) & (value[:, None] < V)
-    at = (b * stride_vb + hv * V + row[None, :] * stride_vt) + value[:, None]
-    values = asked(tl.load(v + at, mask=inside, other=0.0))
-    outputs, factors = tail(acc, values.to(tl.float32), work, N, BV, T)
+    values = tl.load(v + (b * stride_vb + hv * V + row[None, :] * stride_vt) + value[:, None], mask=inside, other=0.0)
+    matrix = tl.load(work + row[:, None] + twice * T)
+    work += 2 * T * T
+    beta = tl.load(work + row)
+    scaled_k = tl.load(work + T + row)
+    scaled_q = tl.load(work + 2 * T + row)
+    if R > 0:
+        near = tl.load(work + SCALARS * T + tl.arange(0, R)[:, None] * (2 * T) + twice)
+        acc = dot_float32(weighted, asked(near), acc * decay)
+    read_k, read_q = tl.split(acc.reshape(BV, T, 2))
+    rest = beta[None, :] * asked(values).to(tl.float32) - scaled_k[None, :] * read_k
+    both = dot_float32(tl.where(row[None, :] < N, rest, 0.0), matrix, tl.zeros([BV, 2 * T], tl.float32))
+    factors, inner = tl.split(both.reshape(BV, T, 2))
     at = (b * N + row[None, :]).to(tl.int64) * (HV * V) + hv * V + value[:, None]
     tl.store(u + at, factors, mask=inside)
-    tl.store(o + at, rounded(outputs, o), mask=inside)
+    tl.store(o + at, rounded(scaled_q[None, :] * read_q + inner, o), mask=inside)
 
 
 @triton.jit(do_not_specialize=["N", "P", "ROWS", "window", "total", "loops"])
-def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, total, loops,
+def delta_tree_apply(state, boxes, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, total, loops,
                      stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
                      H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, T: tl.constexpr,
                      R: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     PDL: tl.constexpr):  # fmt: skip
+                     TMA: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid (programs,), each for `loops` of the `total` tiles. o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K]
     is written where folds are due.
 
@@ -109,10 +104,13 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
     begin = tl.program_id(0) * loops
     rows_of_tile = state + tl.arange(0, BV)[:, None] * K + tl.arange(0, BK)[None, :]
     acc = tl.zeros([BV, 2 * T], tl.float32)
+    weighted, decay = 0.0, 0.0
     if R > 0:
-        weighted = tl.zeros([BV, R], tl.float32)
-        rows, counted = tl.zeros([R], tl.int32), tl.zeros([R], tl.int32)
-        decay, due = 0.0, 0
+        weighted, folded = tl.zeros([BV, R], tl.float32), tl.zeros([R, BK], pending_k.dtype.element_ty)
+        rows, counted, due = tl.zeros([R], tl.int32), tl.zeros([R], tl.int32), 0
+    if PDL and CHUNKS == 1:
+        # Nothing in the loop depends on a condition then, and the compiler starts all its loads in front of it.
+        tl.extra.cuda.gdc_wait()
     for i in tl.range(0, tl.minimum(loops, total - begin) * CHUNKS):
         tile, first = begin + i // CHUNKS, i % CHUNKS * BK
         hv, b = tile // BLOCKS % HV, tile // BLOCKS // HV
@@ -123,33 +121,43 @@ def delta_tree_apply(state, q, k, v, work, o, u, pending_k, pending_u, path, cou
             at = rows_of_tile + (tile.to(tl.int64) * (BV * K) + first)
         else:
             at = state + ((b.to(tl.int64) * HV + hv) * V + value[:, None]) * K + column
-        tile_k = load_state(at, value, column, K, V, BV, BK)
+        if TMA:
+            tile_k = boxes.load([tile * BV, first])
+        else:
+            tile_k = load_state(at, value, column, K, V, BV, BK)
         x = load_x(q, k, b, head, column, N, stride_qb, stride_qt, stride_kb, stride_kt, K, T, BK)
         here = work + (b * HV + hv) * work_size(T, R)
         more = here + 2 * T * T + SCALARS * T
-        if R > 0 and first == 0:
-            waiting = tl.load(count + b)
-            rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
-            counted, due = keep.to(tl.int32), (waiting >= tl.maximum(window, 1)).to(tl.int32)
-            if due != 0:
-                weighted = load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V)
+        if R > 0:
+            if first == 0:
                 if PDL:
                     tl.extra.cuda.gdc_wait()
+                waiting = tl.load(count + b)
+                rows, inside = path_rows(path, P, b, P, ROWS, R, PATH)  # the path does not wait for the count
+                counted = (inside & (tl.arange(0, R) < waiting)).to(tl.int32)
+                due = (waiting >= tl.maximum(window, 1)).to(tl.int32)
                 decay = tl.load(more - T)
-                weighted = asked(weighted) * tl.load(more + R * 2 * T + tl.arange(0, R))[None, :]
+                if waiting > 0:
+                    weights = tl.load(more + R * 2 * T + tl.arange(0, R))
+                    u_rows = load_factors(pending_u, rows, counted != 0, value, b, hv, ROWS, HV, V)
+                    weighted = asked(u_rows) * weights[None, :]
+                else:
+                    weighted = tl.zeros([BV, R], tl.float32)
+            if due != 0:
+                at_rows = pending_k + ((b * ROWS + rows.to(tl.int64)) * H + head)[:, None] * K + column
+                folded = load_chunk(at_rows, counted != 0, column, K, BK)
         # A sum of its own for every chunk: the compiler would wait behind each product into one that is set to zero.
         part = dot_pieces(tile_k, tl.trans(x), tl.zeros([BV, 2 * T], tl.float32), PIECES)
         acc = part + tl.where(first == 0, 0.0, acc)
         if R > 0 and due != 0:
-            at_rows = pending_k + ((b * ROWS + rows.to(tl.int64)) * H + head)[:, None] * K + column
-            after = fold(tile_k, weighted, load_chunk(at_rows, counted != 0, column, K, BK), decay)
-            store_state(at, after, value, column, K, V, BV, BK)
+            after = fold(tile_k, weighted, folded, decay)
+            if TMA:
+                boxes.store([tile * BV, first], after)
+            else:
+                store_state(at, after, value, column, K, V, BV, BK)
         if i % CHUNKS == CHUNKS - 1:
             if PDL:
                 tl.extra.cuda.gdc_wait()
-            ends = acc
-            if R > 0:
-                near = tl.load(more + tl.arange(0, R)[:, None] * (2 * T) + tl.arange(0, 2 * T)[None, :])
-                factors = load_factors(pending_u, rows, counted != 0, value, b, hv, ROWS, HV, V)
-                ends = dot_float32(asked(factors), asked(near), acc * tl.load(more - T))
-            finish(ends, v, here, o, u, value, b, hv, N, HV, stride_vb, stride_vt, V, BV, T)
+            finish(
+                acc, weighted, decay, v, here, o, u, value, b, hv, N, HV, stride_vb, stride_vt, V, BV, T, R
+            )  # fmt: skip

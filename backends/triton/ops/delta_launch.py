@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from specc.backends.triton.kernels.delta_commit import delta_commit_rank_n, delta_commit_steps
 from specc.backends.triton.kernels.delta_order import ancestor_paths, heavy_order
@@ -26,6 +27,8 @@ from specc.backends.triton.ops.delta_tables import (
 )
 
 Tensor = torch.Tensor
+BULK = 16
+"""Bytes that addresses and rows of bulk copies are multiples of."""
 BLOCK = 16
 """Nodes of a chain whose norms and gates a walk computes at once, at least."""
 
@@ -206,6 +209,15 @@ def launch_prepare(
     )  # fmt: skip
 
 
+def boxed(state: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
+    """A descriptor of states [..,V,K] as rows of K in boxes [rows, columns]; None where a box would reach into the next
+    head, or bulk copies can't take the addresses."""
+    values, keys = state.shape[-2:]
+    if values % rows or (state.data_ptr() | keys * state.element_size()) % BULK:
+        return None
+    return TensorDescriptor(state, [state.numel() // keys, keys], [keys, 1], [rows, columns])
+
+
 def launch_apply(
     state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig
 ) -> None:
@@ -220,14 +232,16 @@ def launch_apply(
     beside = not interpreted()
     total = -(-values // block) * value_heads * batch
     loops = -(-total // config.programs)
+    width = min(power_of_two(keys, 16), config.bk)
+    boxes = boxed(state, block, width) if config.bulk else None
     delta_tree_apply[(-(-total // loops),)](
-        state, q, k, v, work, o, u, waiting.k, waiting.u,
+        state, state if boxes is None else boxes, q, k, v, work, o, u, waiting.k, waiting.u,
         state if path is None else path,
         waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept, total, loops,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         H=heads, HV=value_heads, K=keys, V=values, T=power_of_two(nodes, 16),
-        R=0 if pending is None else pending_room(pending), BV=block, BK=min(power_of_two(keys, 16), config.bk),
-        PIECES=config.pieces, PATH=path is not None, PDL=beside,
+        R=0 if pending is None else pending_room(pending), BV=block, BK=width,
+        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ class TreeConfig:
     pieces: int = 2
     programs: int = ALWAYS
     whole: bool = False
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
