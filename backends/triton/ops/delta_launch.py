@@ -209,7 +209,7 @@ def launch_prepare(
     )  # fmt: skip
 
 
-def boxed(state: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
+def state_boxes(state: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
     """A descriptor of states [..,V,K] as rows of K in boxes [rows, columns]; None where a box would reach into the next
     head, or bulk copies can't take the addresses."""
     values, keys = state.shape[-2:]
@@ -230,16 +230,14 @@ def launch_apply(
     rows_kept = 0 if pending is None else pending.k.shape[1]
     block = max(min(config.bv, power_of_two(values)), 16)
     beside = not interpreted()
-    total = -(-values // block) * value_heads * batch
-    loops = -(-total // config.programs)
     width = min(power_of_two(keys, 16), config.bk)
-    boxes = boxed(state, block, width) if config.bulk else None
-    delta_tree_apply[(-(-total // loops),)](
+    boxes = state_boxes(state, block, width) if config.bulk else None
+    delta_tree_apply[(-(-values // block), value_heads, batch)](
         state, state if boxes is None else boxes, q, k, v, work, o, u, waiting.k, waiting.u,
         state if path is None else path,
-        waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept, total, loops,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        H=heads, HV=value_heads, K=keys, V=values, T=power_of_two(nodes, 16),
+        waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
+        heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        K=keys, V=values, T=power_of_two(nodes, 16),
         R=0 if pending is None else pending_room(pending), BV=block, BK=width,
         PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
