@@ -11,7 +11,6 @@ from functools import partial
 import torch
 
 from specc.backends.triton.ops.delta_launch import launch_rank_n
-from specc.backends.triton.ops.delta_tables import ALWAYS as ONE_TILE
 from specc.backends.triton.ops.delta_tables import CommitConfig, TreeConfig
 from specc.bench.delta_inputs import BATCHES, BOUND, GEOMETRIES, Geometry, inputs, many_inputs, pending_of, random_tree
 from specc.bench.delta_tree_cases import CYCLE, WINDOW, cycle_us, pending_rows, table_config, warm
@@ -19,10 +18,10 @@ from specc.bench.gpu_timing import Row, error, timed
 from specc.ir import ops
 
 APPLIES = (
-    (64, 64, 4, 3, 264), (64, 64, 4, 3, 132), (64, 32, 4, 4, 264), (64, 32, 4, 4, 396), (64, 64, 4, 3, ONE_TILE),
-    (64, 32, 4, 4, ONE_TILE), (32, 64, 4, 3, ONE_TILE), (32, 64, 2, 3, ONE_TILE), (16, 64, 2, 3, ONE_TILE),
+    (64, 64, 4, 3, True), (64, 64, 4, 3, False), (64, 32, 4, 4, True), (64, 32, 4, 4, False), (32, 64, 4, 3, False),
+    (32, 64, 2, 3, False), (16, 64, 2, 3, False), (16, 64, 4, 4, False),
 )  # fmt: skip
-"""(rows of the state, columns, warps, stages, programs) of the second phase."""
+"""(rows of the state, columns, warps, stages, bulk copies) of the second phase."""
 COMMITS = (
     (32, 64, 4, 3), (32, 64, 4, 3, True), (32, 64, 4, 2, True), (64, 64, 4, 3, True),
     (16, 64, 4, 3), (64, 64, 4, 3), (32, 128, 4, 2), (16, 128, 4, 2), (16, 128, 2, 3), (16, 256, 4, 2),
@@ -37,8 +36,8 @@ def candidates(geometry: Geometry, batch: int) -> list[TreeConfig]:
     """The first phase as the table has it, every second phase."""
     first = table_config(geometry, 16, batch, True)
     return [
-        TreeConfig(bv, bk, warps, stages, first.prepare_warps, first.prepare_bk, programs=programs)
-        for bv, bk, warps, stages, programs in APPLIES
+        TreeConfig(bv, bk, warps, stages, first.prepare_warps, first.prepare_bk, bulk=bulk)
+        for bv, bk, warps, stages, bulk in APPLIES
         if bk <= geometry.keys and bv <= geometry.values
     ]
 

@@ -20,7 +20,6 @@ from specc.backends.triton.ops.delta_launch import (
     outputs_of,
     workspace,
 )
-from specc.backends.triton.ops.delta_tables import ALWAYS as ONE_TILE
 from specc.backends.triton.ops.delta_tables import MANY, TreeConfig, tree_config
 from specc.bench.delta_inputs import (
     BATCHES,
@@ -50,18 +49,17 @@ CYCLE = (3, 6, 9)
 PREPARES = ((1, 64), (1, 128), (2, 128), (4, 128), (4, 256), (8, 256))
 """(warps, columns) of the first phase to try."""
 APPLIES = (
-    (64, 64, 4, 3, 264), (64, 64, 4, 4, 264), (64, 64, 4, 3, 396), (64, 32, 4, 4, 264), (64, 32, 4, 4, 396),
-    (64, 128, 4, 3, 264), (64, 64, 4, 3, ONE_TILE), (64, 32, 4, 4, ONE_TILE), (32, 64, 4, 3, ONE_TILE),
-    (16, 128, 2, 3, ONE_TILE),
+    (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 4), (64, 32, 4, 3), (64, 128, 4, 2), (32, 64, 4, 3), (128, 32, 4, 3),
+    (128, 32, 8, 3), (16, 128, 2, 3),
 )  # fmt: skip
-"""(rows of the state, columns, warps, stages, programs) of the second phase to try."""
+"""(rows of the state, columns, warps, stages) of the second phase to try."""
 WHOLES = ((16, 64, 4), (16, 128, 4), (16, 128, 8), (32, 64, 4), (32, 128, 4))
 """(rows of the state, columns, warps) of one program for both phases to try."""
 
 
-def config_of(prepare: tuple[int, int], apply: tuple[int, int, int, int, int]) -> TreeConfig:
+def config_of(prepare: tuple[int, int], apply: tuple[int, int, int, int]) -> TreeConfig:
     """Both phases' choices together."""
-    return TreeConfig(*apply[:4], prepare_warps=prepare[0], prepare_bk=prepare[1], programs=apply[4])
+    return TreeConfig(*apply, prepare_warps=prepare[0], prepare_bk=prepare[1])
 
 
 def wholes(geometry: Geometry, nodes: int, batch: int) -> list[TreeConfig]:
@@ -204,7 +202,7 @@ def pending_part(geometries: Sequence[Geometry] = GEOMETRIES, batches: Sequence[
 def search(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
     """Times of each phase alone over its choices, then of the best of both together."""
     many, mask = many_inputs(geometry, batch, nodes), random_tree(batch, nodes)[1]
-    first, second = dict[tuple[int, int], float](), dict[tuple[int, int, int, int, int], float]()
+    first, second = dict[tuple[int, int], float](), dict[tuple[int, int, int, int], float]()
     for prepare in PREPARES:
         first[prepare] = phases(many, mask, config_of(prepare, APPLIES[0]))["prepare_us"]
     for apply in APPLIES:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_pending import fold, path_rows
-from specc.backends.triton.kernels.delta_solve import SCALARS, load_chunk, work_size
+from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows
+from specc.backends.triton.kernels.delta_rows import EPS
+from specc.backends.triton.kernels.delta_solve import SCALARS, ask_rows, load_chunk, squares, work_size
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
 from specc.backends.triton.kernels.linear_once import asked
 
@@ -62,7 +63,7 @@ def stream_fold(state_box, at_row, at_state, at_x, twice, at_rows, keep, weighte
     acc = tl.zeros([BV, 2 * T], tl.float32)
     for first in tl.range(0, K, BK):
         column = tl.arange(0, BK)[None, :] + first
-        if TMA:
+        if TMA:  # noqa: SIM108 - the compiler knows the condition, and not what stands on both sides
             state = state_box.load([at_row, first])
         else:
             state = load_state(at_state + first, value, column, K, V, BV, BK)
@@ -81,6 +82,17 @@ def load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V: tl.constexpr)
     """u [BV,R] of the pending rows that count."""
     at = pending_u + ((b * ROWS + rows.to(tl.int64)) * HV * V)[None, :] + hv * V + value[:, None]
     return tl.load(at, mask=keep[None, :] & (value[:, None] < V), other=0.0)
+
+
+@triton.jit
+def own_weights(at_rows, keep, g_rows, K: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
+    """(w_j r_j [R], e^G) of pending rows, so that a fold does not wait for phase 1."""
+    square = tl.zeros([R], tl.float32)
+    parts = ask_rows(at_rows, keep, K, BK)
+    for c in tl.static_range(len(parts)):
+        square += squares(asked(parts[c]))
+    rates, left = left_over(asked(g_rows).to(tl.float32), R)
+    return rates * tl.rsqrt(square + EPS), left
 
 
 @triton.jit
@@ -104,11 +116,11 @@ def tail(acc, weighted, decay, values, work, N, BV: tl.constexpr, T: tl.constexp
 
 
 @triton.jit(do_not_specialize=["N", "P", "ROWS", "window"])
-def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u, path, count, window, N, P, ROWS, H, HV,
-                     stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
+def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u, pending_g, path, count, window,
+                     N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
                      K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
                      BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     TMA: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                     TMA: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B). o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K] is written where folds are due, TMA:
     through its descriptor `state_box`.
 
@@ -139,14 +151,18 @@ def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u
         u_rows = load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V)
         due = waiting >= tl.maximum(window, 1)
     if R > 0 and due:
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        factors = asked(u_rows) * tl.load(more + R * 2 * T + tl.arange(0, R))[None, :]
         at_rows = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
+        if OWN:
+            g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
+            weights, left = own_weights(at_rows, keep, g_rows, K, R, BK)
+        else:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            weights, left = tl.load(more + R * 2 * T + tl.arange(0, R)), tl.load(more - T)
         at_row = ((b * HV + hv) * V + tl.program_id(0) * BV).to(tl.int32)
         acc = stream_fold(
-            state_box, at_row, at_state, at_x, twice, at_rows, keep, factors, tl.load(more - T), value,
-            K, V, T, BV, BK, PIECES, TMA,
+            state_box, at_row, at_state, at_x, twice, at_rows, keep, asked(u_rows) * weights[None, :], left,
+            value, K, V, T, BV, BK, PIECES, TMA,
         )  # fmt: skip
     else:
         acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)

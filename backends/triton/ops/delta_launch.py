@@ -233,13 +233,13 @@ def launch_apply(
     width = min(power_of_two(keys, 16), config.bk)
     boxes = state_boxes(state, block, width) if config.bulk else None
     delta_tree_apply[(-(-values // block), value_heads, batch)](
-        state, state if boxes is None else boxes, q, k, v, work, o, u, waiting.k, waiting.u,
+        state, state if boxes is None else boxes, q, k, v, work, o, u, waiting.k, waiting.u, waiting.g,
         state if path is None else path,
         waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         K=keys, V=values, T=power_of_two(nodes, 16),
         R=0 if pending is None else pending_room(pending), BV=block, BK=width,
-        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, PDL=beside,
+        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, OWN=config.own, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 

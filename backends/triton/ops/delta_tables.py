@@ -16,8 +16,7 @@ ALWAYS = 1 << 30
 @dataclass(frozen=True, slots=True)
 class TreeConfig:
     """The tree schedule: tiles [bv,bk] of the state in the second phase; `pieces`: bfloat16 pieces of the state;
-    `programs`: how many programs share the tiles at most; `whole`: both phases in one program for each tile; `bulk`: tiles come and
-    go by bulk copies."""
+    `whole`: both phases in one program for each tile; `bulk`: tiles that are folded come and go by bulk copies."""
 
     bv: int
     bk: int
@@ -26,9 +25,9 @@ class TreeConfig:
     prepare_warps: int = 1
     prepare_bk: int = 256
     pieces: int = 2
-    programs: int = ALWAYS
     whole: bool = False
     bulk: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +110,14 @@ On an H200, microseconds for trees of 16 nodes at 1 / 8 / 32 rows of GDN-1.3B (K
 """
 PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
     (128, 128, 16): (
-        (32, TreeConfig(bv=32, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128)),
-        (512, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128, bulk=True)),
-        (ALWAYS, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=1, prepare_bk=128, bulk=True)),
+        (32, TreeConfig(bv=32, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128, own=True)),
+        (512, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128, bulk=True, own=True)),
+        (ALWAYS, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=1, prepare_bk=128, bulk=True, own=True)),
     ),
     (256, 256, 16): (
-        (16, TreeConfig(bv=16, bk=64, warps=2, stages=5, prepare_warps=4, prepare_bk=256)),
-        (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=128, bulk=True)),
-        (ALWAYS, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128, bulk=True)),
+        (16, TreeConfig(bv=16, bk=64, warps=2, stages=5, prepare_warps=4, prepare_bk=256, own=True)),
+        (128, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=4, prepare_bk=128, bulk=True, own=True)),
+        (ALWAYS, TreeConfig(bv=64, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128, bulk=True, own=True)),
     ),
     (128, 128, 32): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),),
     (256, 256, 32): ((ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=4, prepare_bk=128)),),

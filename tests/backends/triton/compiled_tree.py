@@ -1,4 +1,4 @@
-"""Compiles the tree's second phase for sm_90 and prints, as JSON, what it loads too early of the first one's results."""
+"""Compiles the tree's second phase for sm_90 and prints, as JSON, which results of the first it loads too early."""
 
 from __future__ import annotations
 

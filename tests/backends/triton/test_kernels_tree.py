@@ -55,13 +55,6 @@ def test_chain_without_a_mask(nodes: int, config: TreeConfig) -> None:
     check(case, *run(case, None, config=config), exact(case))
 
 
-@pytest.mark.parametrize("programs", [1, 3])
-def test_programs_that_go_through_several_tiles(programs: int) -> None:
-    """Two tiles of each of two heads of two sequences: eight, or three, three and two in a program."""
-    case = operands([[0, 1, 1, 0], [0, 0, 2, 3]], [4, 4], heads=(1, 2), sizes=(48, 32))
-    check(case, *run(case, case.mask, config=replace(CONFIG, programs=programs)), exact(case))
-
-
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("sizes", [(32, 32), (16, 16), (24, 16), (32, 24)])
 def test_tiles_by_bulk_copies(sizes: tuple[int, int], window: int) -> None:
@@ -73,7 +66,7 @@ def test_tiles_by_bulk_copies(sizes: tuple[int, int], window: int) -> None:
         state, rows = case.state.clone(), rows_of(*case.rows[1:])
         o, u = (x.fill_(float("nan")) for x in outputs_of(state, rows))
         waiting = Pending(before.k, before.v, before.g, None, torch.tensor([2, 3]), window)
-        launch_tree(state, rows, case.mask, o, u, waiting, config=replace(CONFIG, bulk=bulk, programs=3))
+        launch_tree(state, rows, case.mask, o, u, waiting, config=replace(CONFIG, bulk=bulk))
         found.append((state, o, u))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert torch.equal(found[1][0][0], case.state[0]) == (window > 2)
