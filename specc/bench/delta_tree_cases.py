@@ -20,7 +20,7 @@ from specc.backends.triton.ops.delta_launch import (
     outputs_of,
     workspace,
 )
-from specc.backends.triton.ops.delta_tables import MANY, TreeConfig, tree_config
+from specc.backends.triton.ops.delta_tables import TreeConfig, tree_config
 from specc.bench.delta_inputs import (
     BATCHES,
     BOUND,
@@ -189,7 +189,6 @@ def pending_part(geometries: Sequence[Geometry] = GEOMETRIES, batches: Sequence[
                 row = pending_rows(geometry, batch, config, waiting, 1)
                 apart = separate(many, mask, pending_of(geometry, many[0], waiting, 1), plain)
                 yield {"kind": "deferred", **row, "verify_and_commit_us": round(apart, 2)}
-            config = table_config(geometry, 16, batch, batch * geometry.value_heads <= MANY)
             row = pending_rows(geometry, batch, config, CYCLE[1], WINDOW)
             counts = [pending_of(geometry, many[0], count, WINDOW) for count in CYCLE]
             apart = separate(many, mask, pending_of(geometry, many[0], CYCLE[0], 1), plain)
@@ -234,8 +233,7 @@ def jobs(part: str) -> list[partial[None]]:
         (geometry, nodes, config, waiting, wide)
         for geometry, nodes in (((g, 16) for g in GEOMETRIES) if waiting else POINTS)
         for batch in BATCHES
-        for folds in {waiting, waiting and batch * geometry.value_heads <= MANY}
-        for config in (table_config(geometry, nodes, batch, folds),)
+        for config in (table_config(geometry, nodes, batch, waiting),)
         for wide in (False, True)
     ]
     found += [(g, n, replace(c, pieces=3), w, x) for g, n, c, w, x in found if not waiting]

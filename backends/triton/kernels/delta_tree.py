@@ -86,7 +86,8 @@ def load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V: tl.constexpr)
 
 @triton.jit
 def own_weights(at_rows, keep, g_rows, K: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
-    """(w_j r_j [R], e^G) of pending rows, so that a fold does not wait for phase 1."""
+    """(w_j r_j [R], e^G) of pending rows, as phase 1 has them: a fold, which is all that writes the state, does not wait
+    for it."""
     square = tl.zeros([R], tl.float32)
     parts = ask_rows(at_rows, keep, K, BK)
     for c in tl.static_range(len(parts)):
@@ -120,7 +121,7 @@ def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u
                      N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
                      K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
                      BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     TMA: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                     TMA: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B). o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K] is written where folds are due, TMA:
     through its descriptor `state_box`.
 
@@ -152,13 +153,8 @@ def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u
         due = waiting >= tl.maximum(window, 1)
     if R > 0 and due:
         at_rows = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
-        if OWN:
-            g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
-            weights, left = own_weights(at_rows, keep, g_rows, K, R, BK)
-        else:
-            if PDL:
-                tl.extra.cuda.gdc_wait()
-            weights, left = tl.load(more + R * 2 * T + tl.arange(0, R)), tl.load(more - T)
+        g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
+        weights, left = own_weights(at_rows, keep, g_rows, K, R, BK)
         at_row = ((b * HV + hv) * V + tl.program_id(0) * BV).to(tl.int32)
         acc = stream_fold(
             state_box, at_row, at_state, at_x, twice, at_rows, keep, asked(u_rows) * weights[None, :], left,

@@ -17,7 +17,6 @@ from specc.backends.triton.kernels.delta_walk import NUMBERS, delta_walk
 from specc.backends.triton.kernels.delta_whole import delta_tree_whole
 from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
 from specc.backends.triton.ops.delta_tables import (
-    MANY,
     CommitConfig,
     TreeConfig,
     WalkConfig,
@@ -239,7 +238,7 @@ def launch_apply(
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         K=keys, V=values, T=power_of_two(nodes, 16),
         R=0 if pending is None else pending_room(pending), BV=block, BK=width,
-        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, OWN=config.own, PDL=beside,
+        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 
@@ -284,8 +283,7 @@ def launch_tree(
     """The tree schedule in two phases, or in one. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
     batch, nodes, value_heads, values = rows.v.shape
     tile = power_of_two(nodes, 16)
-    folds = pending is not None and (pending.window < 2 or batch * value_heads <= MANY)
-    config = config or tree_config(rows.k.shape[3], values, tile, batch * value_heads, folds)
+    config = config or tree_config(rows.k.shape[3], values, tile, batch * value_heads, pending is not None)
     if config.whole and pending is None:
         launch_whole(state, rows, mask, o, u, gate, config)
         return
