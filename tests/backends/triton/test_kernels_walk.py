@@ -193,11 +193,11 @@ def test_pending_factors(schedule: str, window: int) -> None:
     assert torch.equal(again[1], u)
 
 
-@pytest.mark.parametrize("size", [16, 24])
-def test_programs_that_go_through_several_tiles(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of one or two heads and sequences in a program, the last program with fewer; whole tiles and tiles that
-    stick out; sequences that are due and others."""
-    config = TreeConfig(bv=16, bk=16, warps=4, stages=2, prepare_bk=16, pieces=3, programs=5)
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("size", [16, 24, 32])
+def test_sequences_that_are_due_and_others(size: int, bulk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole tiles and tiles that stick out, of several chunks."""
+    config = TreeConfig(bv=16, bk=16, warps=4, stages=2, prepare_bk=16, pieces=3, bulk=bulk)
     monkeypatch.setattr("specc.backends.triton.ops.delta_launch.tree_config", lambda *_: config)
     case = operands([FORKED[0]] * 3, [5, 5, 5], heads=(1, 2), sizes=(size, size))
     factors, states = pending_of(case, 3)
@@ -207,20 +207,6 @@ def test_programs_that_go_through_several_tiles(size: int, monkeypatch: pytest.M
     check(case, o, u, exact(case.with_(state=at)), BOUND)
     assert torch.equal(after[0], case.state[0])
     assert relative(after[1:], at[1:].double(), at[1:].double()) <= 2e-7
-
-
-@pytest.mark.parametrize(("window", "most", "folds"), [(1, 0, True), (3, 0, False), (3, 6, True)])
-def test_many_sequences_in_a_window_take_a_verifys_configuration(
-    window: int, most: int, folds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Above `MANY` heads times sequences (six here), since most steps of a window only read."""
-    asked, config = [], TreeConfig(bv=16, bk=16, warps=4, stages=2, prepare_bk=16, pieces=3)
-    monkeypatch.setattr("specc.backends.triton.ops.delta_launch.MANY", most)
-    monkeypatch.setattr("specc.backends.triton.ops.delta_launch.tree_config", lambda *a: asked.append(a) or config)
-    case = operands([FORKED[0]] * 3, [5, 5, 5], heads=(1, 2), sizes=(16, 16))
-    factors, _ = pending_of(case, 3)
-    called("delta_rule_verify_pending", case, "tree", **waiting(factors, None, torch.tensor([0, 2, 3]), window, "tree"))
-    assert [given[-1] for given in asked] == [folds]
 
 
 @pytest.mark.parametrize("schedule", ["tree", "serial"])
