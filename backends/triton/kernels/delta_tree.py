@@ -56,6 +56,16 @@ def stream(at_state, at_x, twice, value, K: tl.constexpr, V: tl.constexpr, T: tl
 
 
 @triton.jit
+def load_either(state_box, at_row, first, at_state, value, column, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+                BK: tl.constexpr, TMA: tl.constexpr):  # fmt: skip
+    """A chunk of the state by a bulk copy or as `load_state`."""
+    if TMA:
+        return state_box.load([at_row, first])
+    else:
+        return load_state(at_state + first, value, column, K, V, BV, BK)
+
+
+@triton.jit
 def stream_fold(state_box, at_row, at_state, at_x, twice, at_rows, keep, weighted, decay, value, K: tl.constexpr,
                 V: tl.constexpr, T: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr,
                 TMA: tl.constexpr):  # fmt: skip
@@ -63,10 +73,7 @@ def stream_fold(state_box, at_row, at_state, at_x, twice, at_rows, keep, weighte
     acc = tl.zeros([BV, 2 * T], tl.float32)
     for first in tl.range(0, K, BK):
         column = tl.arange(0, BK)[None, :] + first
-        if TMA:  # noqa: SIM108 - the compiler knows the condition, and not what stands on both sides
-            state = state_box.load([at_row, first])
-        else:
-            state = load_state(at_state + first, value, column, K, V, BV, BK)
+        state = load_either(state_box, at_row, first, at_state, value, column, K, V, BV, BK, TMA)
         rows = load_chunk(at_rows + first, keep, column, K, BK)
         acc = dot_pieces(state, tl.trans(load_chunk(at_x + first, twice, column, K, BK)), acc, PIECES)
         after = fold(state, weighted, rows, decay)
@@ -86,8 +93,8 @@ def load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V: tl.constexpr)
 
 @triton.jit
 def own_weights(at_rows, keep, g_rows, K: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
-    """(w_j r_j [R], e^G) of pending rows, as phase 1 has them: a fold, which is all that writes the state, does not wait
-    for it."""
+    """(w_j r_j [R], e^G) of pending rows, as phase 1 has them: a fold does not wait for it, which never reads the
+    state."""
     square = tl.zeros([R], tl.float32)
     parts = ask_rows(at_rows, keep, K, BK)
     for c in tl.static_range(len(parts)):

@@ -127,8 +127,8 @@ PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
 }
 """With factors pending.
 
-On an H200, microseconds at 1 / 8 / 32 rows with eight of them folded: GDN-1.3B 8.4 / 18.4 / 51.3, Qwen3-Next 8.0 / 20.2 /
-67.4.
+On an H200, microseconds at 1 / 8 / 32 rows with eight of them folded: GDN-1.3B 8.4 / 18.4 / 51.3, Qwen3-Next 8.0 / 20.2
+/ 67.4.
 """
 
 
