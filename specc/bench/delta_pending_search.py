@@ -18,16 +18,16 @@ from specc.bench.gpu_timing import Row, error, timed
 from specc.ir import ops
 
 APPLIES = (
-    (64, 64, 4, 3, False), (64, 32, 4, 4, False),
-    (64, 64, 4, 3, True), (64, 64, 4, 2, True), (64, 32, 4, 4, True), (64, 32, 4, 3, True), (64, 64, 8, 3, True),
-    (32, 64, 4, 3, True), (32, 64, 2, 3, True), (32, 32, 2, 4, True), (16, 64, 2, 3, True), (128, 64, 8, 2, True),
+    (64, 64, 4, 3, True), (64, 64, 4, 3, False), (64, 32, 4, 4, True), (64, 32, 4, 4, False), (32, 64, 4, 3, False),
+    (32, 64, 2, 3, False), (16, 64, 2, 3, False), (16, 64, 4, 4, False),
 )  # fmt: skip
-"""(rows of the state, columns, warps, stages, tiles held) of the second phase."""
+"""(rows of the state, columns, warps, stages, bulk copies) of the second phase."""
 COMMITS = (
-    (32, 64, 4, 3), (16, 64, 4, 3), (64, 64, 4, 3), (32, 128, 4, 2), (16, 128, 4, 2), (16, 128, 2, 3), (16, 256, 4, 2),
+    (32, 64, 4, 3), (32, 64, 4, 3, True), (32, 64, 4, 2, True), (64, 64, 4, 3, True),
+    (16, 64, 4, 3), (64, 64, 4, 3), (32, 128, 4, 2), (16, 128, 4, 2), (16, 128, 2, 3), (16, 256, 4, 2),
     (32, 256, 8, 2), (32, 64, 2, 3), (16, 64, 2, 4), (64, 128, 4, 2), (64, 128, 8, 2), (32, 32, 4, 4), (32, 32, 2, 4),
 )  # fmt: skip
-"""(rows of the state, columns, warps, stages) of the rank-n commit."""
+"""(rows of the state, columns, warps, stages, whether the state is loaded ahead) of the rank-n commit."""
 PATH = (0, 2, 3, 5, 8, 0, 0, 0)
 ACCEPTED = 5
 
@@ -36,8 +36,8 @@ def candidates(geometry: Geometry, batch: int) -> list[TreeConfig]:
     """The first phase as the table has it, every second phase."""
     first = table_config(geometry, 16, batch, True)
     return [
-        TreeConfig(bv, bk, warps, stages, first.prepare_warps, first.prepare_bk, hold=hold)
-        for bv, bk, warps, stages, hold in APPLIES
+        TreeConfig(bv, bk, warps, stages, first.prepare_warps, first.prepare_bk, bulk=bulk)
+        for bv, bk, warps, stages, bulk in APPLIES
         if bk <= geometry.keys and bv <= geometry.values
     ]
 

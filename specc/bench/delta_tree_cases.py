@@ -49,15 +49,23 @@ CYCLE = (3, 6, 9)
 PREPARES = ((1, 64), (1, 128), (2, 128), (4, 128), (4, 256), (8, 256))
 """(warps, columns) of the first phase to try."""
 APPLIES = (
-    (64, 32, 4, 4), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2),
-    (128, 32, 8, 3), (128, 64, 8, 2), (32, 64, 4, 3), (32, 128, 4, 2),
+    (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 4), (64, 32, 4, 3), (64, 128, 4, 2), (32, 64, 4, 3), (128, 32, 4, 3),
+    (128, 32, 8, 3), (16, 128, 2, 3),
 )  # fmt: skip
 """(rows of the state, columns, warps, stages) of the second phase to try."""
+WHOLES = ((16, 64, 4), (16, 128, 4), (16, 128, 8), (32, 64, 4), (32, 128, 4))
+"""(rows of the state, columns, warps) of one program for both phases to try."""
 
 
 def config_of(prepare: tuple[int, int], apply: tuple[int, int, int, int]) -> TreeConfig:
     """Both phases' choices together."""
     return TreeConfig(*apply, prepare_warps=prepare[0], prepare_bk=prepare[1])
+
+
+def wholes(geometry: Geometry, nodes: int, batch: int) -> list[TreeConfig]:
+    """Choices of one program for both phases, where there are few sequences and nodes."""
+    few = geometry.value_heads * batch <= 64 and nodes <= 32
+    return [TreeConfig(*choice, 1, whole=True) for choice in WHOLES if few and choice[1] <= geometry.keys]
 
 
 def table_config(geometry: Geometry, nodes: int, batch: int, waiting: bool) -> TreeConfig:
@@ -91,7 +99,9 @@ def tree_errors(one: Inputs, mask: Tensor | None, pending: Pending | None, confi
 
 
 def phases(many: Sequence[Inputs], mask: Tensor, config: TreeConfig) -> Row:
-    """Microseconds of each phase alone."""
+    """Microseconds of each phase alone, where there are two."""
+    if config.whole:
+        return {}
     works = [workspace(one.state, one.rows.v.shape[1]) for one in many]
     first = [
         partial(launch_prepare, one.state, one.rows, mask, work, None, None, config)
@@ -198,6 +208,7 @@ def search(geometry: Geometry, nodes: int, batch: int) -> Iterator[Row]:
         second[apply] = phases(many, mask, config_of(PREPARES[1], apply))["apply_us"]
     best = [config_of(p, a) for p in sorted(first, key=first.__getitem__)[:3]
             for a in sorted(second, key=second.__getitem__)[:4]]  # fmt: skip
+    best += wholes(geometry, nodes, batch)
     for row in tree_rows(geometry, nodes, batch, best):
         yield row | {"floor_us": round(geometry.state_bytes(batch) / RATE * 1e6, 2)}
 
@@ -216,7 +227,7 @@ def jobs(part: str) -> list[partial[None]]:
     """What to compile before a part."""
     if part == "search":
         every = [config_of(p, APPLIES[0]) for p in PREPARES] + [config_of(PREPARES[1], a) for a in APPLIES]
-        return [partial(warm, g, n, config, False, False) for g, n in POINTS for config in every]
+        return [partial(warm, g, n, config, False, False) for g, n in POINTS for config in (*every, *wholes(g, n, 1))]
     waiting = part == "pending"
     found = [
         (geometry, nodes, config, waiting, wide)

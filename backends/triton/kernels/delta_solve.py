@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import left_over, path_rows
-from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gates, touch
+from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gate_values, touch
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows, dot_vector
+from specc.backends.triton.kernels.linear_once import asked
 from specc.backends.triton.kernels.region_math import follow
 
 SCALARS = tl.constexpr(4)
@@ -176,20 +177,26 @@ def ask_rows(at, live, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def products(at_k, at_q, live, K: tl.constexpr, T: tl.constexpr, BK: tl.constexpr):
-    """(X_k X_k^T, X_q X_k^T [T,T], sums of squares of the rows [T]); at_k, at_q [T,BK] point to the first columns."""
+def asked_all(parts):
+    """`asked` for every part: they travel together, whatever is done with the first of them."""
+    found = ()
+    for c in tl.static_range(len(parts)):
+        found = found + (asked(parts[c]),)
+    return found
+
+
+@triton.jit
+def products(xk, xq, T: tl.constexpr):
+    """(X_k X_k^T, X_q X_k^T [T,T], sums of squares of the rows [T]) of rows in chunks."""
     gram = tl.zeros([T, T], tl.float32)
     cross = tl.zeros([T, T], tl.float32)
     square_k = tl.zeros([T], tl.float32)
     square_q = tl.zeros([T], tl.float32)
-    for first in tl.static_range(0, K, BK):
-        column = tl.arange(0, BK)[None, :] + first
-        xk = load_chunk(at_k + first, live, column, K, BK)
-        xq = load_chunk(at_q + first, live, column, K, BK)
-        gram = dot_rows(xk, tl.trans(xk), gram)
-        cross = dot_rows(xq, tl.trans(xk), cross)
-        square_k += squares(xk)
-        square_q += squares(xq)
+    for c in tl.static_range(len(xk)):
+        gram = dot_rows(xk[c], tl.trans(xk[c]), gram)
+        cross = dot_rows(xq[c], tl.trans(xk[c]), cross)
+        square_k += squares(xk[c])
+        square_q += squares(xq[c])
     return gram, cross, square_k, square_q
 
 
@@ -209,24 +216,26 @@ def decay_ratios(seen, g, T: tl.constexpr):
 def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
                     K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
                     PATH: tl.constexpr):  # fmt: skip
-    """What a verify needs of its pending factors: [R,2T] = w_j r_j (x_j . x), the weights w_j r_j, and e^G."""
+    """What a verify needs of its pending factors: [R,2T] = x_j . x, the weights w_j r_j [R], and e^G."""
+    xk, xq = ask_rows(at_k, live, K, BK), ask_rows(at_q, live, K, BK)
     rows, keep = path_rows(path, tl.load(count + b), b, P, ROWS, R, PATH)
-    rates, decay = left_over(tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0).to(tl.float32), R)
+    g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
     at_p = pending_k + ((b * ROWS + rows.to(tl.int64)) * H + head)[:, None] * K + tl.arange(0, BK)[None, :]
+    xp = ask_rows(at_p, keep, K, BK)
+    rates, decay = left_over(asked(g_rows).to(tl.float32), R)
+    xp, xk, xq = asked_all(xp), asked_all(xk), asked_all(xq)
     with_k = tl.zeros([R, T], tl.float32)
     with_q = tl.zeros([R, T], tl.float32)
     square = tl.zeros([R], tl.float32)
-    for first in tl.static_range(0, K, BK):
-        column = tl.arange(0, BK)[None, :] + first
-        xp = load_chunk(at_p + first, keep, column, K, BK)
-        with_k = dot_rows(xp, tl.trans(load_chunk(at_k + first, live, column, K, BK)), with_k)
-        with_q = dot_rows(xp, tl.trans(load_chunk(at_q + first, live, column, K, BK)), with_q)
-        square += squares(xp)
+    for c in tl.static_range(len(xp)):
+        with_k = dot_rows(xp[c], tl.trans(xk[c]), with_k)
+        with_q = dot_rows(xp[c], tl.trans(xq[c]), with_q)
+        square += squares(xp[c])
     weights = rates * tl.rsqrt(square + EPS)
     row = tl.arange(0, R)
     tl.store(work - T, decay)
     at = row[:, None, None] * (2 * T) + tl.arange(0, T)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    tl.store(work + at, tl.join(weights[:, None] * with_k, weights[:, None] * with_q))
+    tl.store(work + at, tl.join(with_k, with_q))
     tl.store(work + R * 2 * T + row, weights)
 
 
@@ -260,11 +269,18 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
             P, ROWS, H, HV, K, T, R, BK, PATH,
         )  # fmt: skip
         return
+    # Whatever is moved between threads is waited for where it stands: all loads come first, the mask's as the last.
+    xk, xq = ask_rows(at_k, live, K, BK), ask_rows(at_q, live, K, BK)
+    if GATE > 0:
+        rate, bias = tl.load(a_log + hv).to(tl.float32), tl.load(dt_bias + hv).to(tl.float32)
     g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
     beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
-    seen = ancestors(mask, b, N, T, MASK)
-    gram, cross, square_k, square_q = products(at_k, at_q, live, K, T, BK)
-    g_rows, beta_rows = gates(g_rows, beta_rows, a_log, dt_bias, hv, GATE)
+    seen = ancestors(mask, b, N, T, MASK).to(tl.int32)
+    gram, cross, square_k, square_q = products(asked_all(xk), asked_all(xq), T)
+    seen = asked(seen) != 0
+    g_rows, beta_rows = asked(g_rows).to(tl.float32), asked(beta_rows).to(tl.float32)
+    if GATE > 0:
+        g_rows, beta_rows = gate_values(g_rows, beta_rows, rate, bias, GATE)
     g_rows = tl.where(live, g_rows, 0.0)
     beta_rows = tl.where(live, beta_rows, 0.0)
     norm_k, norm_q = tl.rsqrt(square_k + EPS), tl.rsqrt(square_q + EPS) * (K**-0.5)

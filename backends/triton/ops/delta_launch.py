@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from specc.backends.triton.kernels.delta_commit import delta_commit_rank_n, delta_commit_steps
 from specc.backends.triton.kernels.delta_order import ancestor_paths, heavy_order
 from specc.backends.triton.kernels.delta_solve import delta_tree_prepare
 from specc.backends.triton.kernels.delta_tree import delta_tree_apply
 from specc.backends.triton.kernels.delta_walk import NUMBERS, delta_walk
+from specc.backends.triton.kernels.delta_whole import delta_tree_whole
 from specc.backends.triton.launch.core import as_bytes, interpreted, power_of_two
 from specc.backends.triton.ops.delta_tables import (
     CommitConfig,
@@ -24,6 +26,8 @@ from specc.backends.triton.ops.delta_tables import (
 )
 
 Tensor = torch.Tensor
+BULK = 16
+"""Bytes that addresses and rows of bulk copies are multiples of."""
 BLOCK = 16
 """Nodes of a chain whose norms and gates a walk computes at once, at least."""
 
@@ -203,6 +207,15 @@ def launch_prepare(
     )  # fmt: skip
 
 
+def state_boxes(state: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
+    """A descriptor of states [..,V,K] as rows of K in boxes [rows, columns]; None where a box would reach into the next
+    head, or bulk copies can't take the addresses."""
+    values, keys = state.shape[-2:]
+    if values % rows or (state.data_ptr() | keys * state.element_size()) % BULK:
+        return None
+    return TensorDescriptor(state, [state.numel() // keys, keys], [keys, 1], [rows, columns])
+
+
 def launch_apply(
     state: Tensor, rows: Rows, work: Tensor, o: Tensor, u: Tensor, pending: Pending | None, config: TreeConfig
 ) -> None:
@@ -215,15 +228,44 @@ def launch_apply(
     rows_kept = 0 if pending is None else pending.k.shape[1]
     block = max(min(config.bv, power_of_two(values)), 16)
     beside = not interpreted()
+    width = min(power_of_two(keys, 16), config.bk)
+    boxes = state_boxes(state, block, width) if config.bulk else None
     delta_tree_apply[(-(-values // block), value_heads, batch)](
-        state, q, k, v, work, o, u, waiting.k, waiting.u,
+        state, state if boxes is None else boxes, q, k, v, work, o, u, waiting.k, waiting.u, waiting.g,
         state if path is None else path,
         waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        K=keys, V=values, T=power_of_two(nodes, 16), R=0 if pending is None else pending_room(pending), BV=block,
-        BK=min(power_of_two(keys, 16), config.bk), PIECES=config.pieces, PATH=path is not None,
-        HOLD=config.hold, PDL=beside,
+        K=keys, V=values, T=power_of_two(nodes, 16),
+        R=0 if pending is None else pending_room(pending), BV=block, BK=width,
+        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
+    )  # fmt: skip
+
+
+def launch_whole(
+    state: Tensor, rows: Rows, mask: Tensor | None, o: Tensor, u: Tensor, gate: Gate | None, config: TreeConfig
+) -> None:
+    """Both phases in one launch."""
+    q, k, v, g, beta = rows
+    batch, nodes, heads, keys = k.shape
+    value_heads, values = v.shape[2:]
+    tile = power_of_two(nodes, 16)
+    block = max(min(config.bv, power_of_two(values)), 16)
+    grid = (-(-values // block), value_heads, batch)
+    work = torch.empty(math.prod(grid) * 4 * tile * tile, dtype=torch.float32, device=state.device)
+    beside = not interpreted()
+    delta_tree_whole[grid](
+        state, q, k, v, g, beta, as_bytes(mask, state),
+        state if gate is None else gate.a_log,
+        state if gate is None else gate.dt_bias,
+        state if gate is None else gate.out,
+        work, o, u, nodes, heads, value_heads,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
+        K=keys, V=values, T=tile, LEVELS=tile.bit_length() - 1, BV=block, BK=min(power_of_two(keys, 16), config.bk),
+        W=max(32 * config.warps, tile), PIECES=config.pieces,
+        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PDL=beside,
+        num_warps=config.warps, num_stages=1, **(PDL if beside else {}),
     )  # fmt: skip
 
 
@@ -237,10 +279,13 @@ def launch_tree(
     gate: Gate | None = None,
     config: TreeConfig | None = None,
 ) -> None:
-    """The tree schedule in two phases. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
+    """The tree schedule in two phases, or in one. `mask` bool [B,N,N]: ancestors and self (None: a chain)."""
     batch, nodes, value_heads, values = rows.v.shape
     tile = power_of_two(nodes, 16)
     config = config or tree_config(rows.k.shape[3], values, tile, batch * value_heads, pending is not None)
+    if config.whole and pending is None:
+        launch_whole(state, rows, mask, o, u, gate, config)
+        return
     work = workspace(state, nodes, pending)
     launch_prepare(state, rows, mask, work, pending, gate, config)
     launch_apply(state, rows, work, o, u, pending, config)

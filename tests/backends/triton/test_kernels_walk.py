@@ -222,11 +222,12 @@ def test_pending_factors(schedule: str, window: int) -> None:
     assert torch.equal(again[1], u)
 
 
-@pytest.mark.parametrize("size", [16, 24])
-def test_tiles_that_are_held_for_a_fold(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other form of the fold, on whole tiles and on tiles that stick out, with sequences that are not due."""
-    held = TreeConfig(bv=16, bk=16, warps=4, stages=2, prepare_bk=16, pieces=3, hold=True)
-    monkeypatch.setattr("specc.backends.triton.ops.delta_launch.tree_config", lambda *_: held)
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("size", [16, 24, 32])
+def test_sequences_that_are_due_and_others(size: int, bulk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole tiles and tiles that stick out, of several chunks."""
+    config = TreeConfig(bv=16, bk=16, warps=4, stages=2, prepare_bk=16, pieces=3, bulk=bulk)
+    monkeypatch.setattr("specc.backends.triton.ops.delta_launch.tree_config", lambda *_: config)
     case = operands([FORKED[0]] * 3, [5, 5, 5], heads=(1, 2), sizes=(size, size))
     factors, states = pending_of(case, 3)
     count, path = torch.tensor([0, 2, 3]), torch.tensor([[2, 2, 2], [0, 1, 2], [0, 1, 2]])
