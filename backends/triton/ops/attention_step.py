@@ -23,7 +23,7 @@ from specc.backends.triton.ops.attention import (
     rows_contiguous,
     tiles_of,
 )
-from specc.backends.triton.ops.attention_configs import AttentionConfig, step_config
+from specc.backends.triton.ops.attention_configs import AttentionConfig, in_pages, step_config
 from specc.backends.triton.ops.linear import LinearConfig, flat_rows, fused_linear, launch_linear, linear_config
 from specc.backends.triton.ops.linear_once import Left
 
@@ -40,7 +40,8 @@ def config_of(q: Tensor, k_cache: Tensor, table: Tensor | None = None) -> Attent
     """The configuration for q [B,M,Hq,D] over caches [B,C,Hkv,D], or pools that a `table` points into."""
     (batch, tokens, heads, dim), shared, capacity = q.shape, k_cache.shape[2], capacity_of(k_cache, table)
     padded = power_of_two(dim, 16)
-    return step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4, capacity)
+    found = step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4, capacity)
+    return in_pages(found, page_rows(k_cache, table))
 
 
 def kept_in_place(cache: Tensor) -> Tensor:

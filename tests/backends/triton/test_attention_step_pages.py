@@ -13,7 +13,7 @@ import triton.language as tl
 
 from specc.backends.triton.kernels.pages import row_of
 from specc.backends.triton.ops import attention_step
-from specc.backends.triton.ops.attention_configs import AttentionConfig
+from specc.backends.triton.ops.attention_configs import SHORT, AttentionConfig, in_pages, step_config
 from specc.backends.triton.ops.attention_paged import rope_attention_paged_, rope_attention_paged_linear_
 from specc.ir import ops
 from tests.backends.triton.test_attention_apart import APART, poisoned
@@ -25,7 +25,7 @@ STEP = AttentionConfig(rows=16, bn=32, warps=4, stages=2, programs=8, bt=16, tma
 KINDS: dict[str, AttentionConfig] = {
     "apart": replace(APART, bn=32),
     "one launch": STEP,
-    "one launch, small pages": replace(STEP, bn=64, tma=False),
+    "one launch, tiles of a page or more": replace(STEP, bn=64),
     "a launch in front": replace(STEP, step=False),
     "a launch in front, new columns apart": replace(APART, bn=32, step=False),
 }
@@ -173,3 +173,17 @@ def test_no_entry_behind_a_tables_end_is_read(page: int) -> None:
     note_rows[(1,)](guarded, rows, 2 * page, N=256, PAGE=page)
     row = torch.arange(256)
     assert torch.equal(rows, torch.where(row < page, 3, 1) * page + row % page)
+
+
+def test_tiles_of_a_step_are_pages_that_are_large_enough() -> None:
+    """Whose rows bulk copies take; contiguous caches, other kernels and larger pages have their own configurations."""
+    assert in_pages(SHORT, 64) == replace(SHORT, bn=64)
+    assert in_pages(SHORT, 16) == replace(SHORT, stages=3)
+    assert in_pages(SHORT, 0) == in_pages(SHORT, 128) == SHORT
+    for config in (KINDS["apart"], replace(SHORT, step=False)):
+        assert in_pages(config, 16) == config
+    for dim in (64, 128):
+        for page in (16, 32, 64, 128):
+            config = in_pages(step_config(dim, 48, 24, False, 2048), page)
+            assert config.step
+            assert config.bn % config.bt == 0
