@@ -6,10 +6,12 @@
 With one token the projection then joins attention's parts itself; with several a launch does it, which lets the
 projection start early. The attention moves down to the projection: nothing between may notice. Projections that take
 more than one step over their columns stay apart: each of their programs would join too much, and an early start loses.
+Over pages, rope_attention_paged_ becomes rope_attention_paged_linear_.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +28,11 @@ from specc.ir.scope import named_arguments
 
 ORIGIN = "fuse-attention-projection"
 aten = torch.ops.aten
+PROJECTED: Mapping[object, torch._ops.OpOverload] = {
+    ops.rope_attention_: ops.rope_attention_linear_,
+    ops.rope_attention_paged_: ops.rope_attention_paged_linear_,
+}
+"""Attentions of a step, and the op that has a projection too."""
 
 
 class _Refused(Exception):
@@ -37,7 +44,7 @@ def attention_projections(module: GraphModule) -> tuple[GraphModule, list[str]]:
     made = clone(module)
     notes: list[str] = []
     for block in list(modules(made)):
-        for node in [item for item in block.graph.nodes if item.target is ops.rope_attention_]:
+        for node in [item for item in block.graph.nodes if item.target in PROJECTED]:
             try:
                 flat, projection = _found(node)
             except _Refused as reason:
@@ -47,7 +54,7 @@ def attention_projections(module: GraphModule) -> tuple[GraphModule, list[str]]:
             editor = Editor(block, ORIGIN)
             with editor.before(projection, node):
                 fused, behind = attended.pop("fused", True), (given["weight"], given["bias"], given["residual"])
-                editor.replace(projection, editor.call(ops.rope_attention_linear_, *attended.values(), fused, *behind))
+                editor.replace(projection, editor.call(PROJECTED[node.target], *attended.values(), fused, *behind))
             for inner in (projection, flat, node):
                 block.graph.erase_node(inner)
     prune(made)

@@ -5,12 +5,14 @@
     append_rows_(V, v, length, count)                                                   length, count, mask, …)
     o = tree_attention_cached(q, K, V, length, mask, …)
 
+Caches in pages alike: append_pages_ and tree_attention_paged become rope_attention_paged_, which has their table too.
 Found in the graphs when code is generated, since only this backend has a kernel that does it all. The writes move down
 to the attention, the reads of q0, k0 and v too: nothing between may notice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,13 @@ from specc.ir.prune import prune
 from specc.ir.scope import named_arguments
 
 ORIGIN = "fuse-attention-step"
-ATTENTION = (ops.causal_attention_cached, ops.tree_attention_cached)
+STEPS: Mapping[object, torch._ops.OpOverload] = {
+    ops.causal_attention_cached: ops.rope_attention_,
+    ops.tree_attention_cached: ops.rope_attention_,
+    ops.causal_attention_paged: ops.rope_attention_paged_,
+    ops.tree_attention_paged: ops.rope_attention_paged_,
+}
+"""Attentions, and the op that has their rotations and new rows too."""
 KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_TOKENS = 64
 """Tokens of a decoding step, at most: above, a launch in front is a small share, and products are what takes time."""
@@ -49,7 +57,7 @@ def attention_steps(module: GraphModule) -> tuple[GraphModule, list[str]]:
     made = clone(module)
     notes: list[str] = []
     for block in list(modules(made)):
-        for node in [item for item in block.graph.nodes if item.target in ATTENTION]:
+        for node in [item for item in block.graph.nodes if item.target in STEPS]:
             try:
                 found = _found(node)
             except _Refused as reason:
@@ -57,7 +65,7 @@ def attention_steps(module: GraphModule) -> tuple[GraphModule, list[str]]:
                 continue
             editor = Editor(block, ORIGIN)
             with editor.before(node, *found.inside):
-                editor.replace(node, editor.call(ops.rope_attention_, *found.arguments))
+                editor.replace(node, editor.call(STEPS[node.target], *found.arguments))
             for inner in (node, *reversed(found.inside)):
                 block.graph.erase_node(inner)
     prune(made)
@@ -67,7 +75,10 @@ def attention_steps(module: GraphModule) -> tuple[GraphModule, list[str]]:
 def _found(node: Node) -> _Found:
     """What can be done with the attention `node`. Raises _Refused."""
     given = named_arguments(node)
-    q, caches, length = given["q"], (given["k_cache"], given["v_cache"]), given["length"]
+    q, length, table = given["q"], given["length"], given.get("block_table")
+    kind = "cache" if table is None else "pool"
+    caches = given[f"k_{kind}"], given[f"v_{kind}"]
+    pages = () if table is None else (table,)
     if given["window"] > 0:
         raise _Refused("it has a window")
     if root(caches[0]) is root(caches[1]):
@@ -79,6 +90,8 @@ def _found(node: Node) -> _Found:
     for one in rows:
         if one["start"] is not length:
             raise _Refused("new rows go elsewhere than behind the committed ones")
+        if one.get("block_table") is not table:
+            raise _Refused("new rows go to pages of another table")
         if one.get("count") is not rows[0].get("count"):
             raise _Refused("keys and values keep different numbers of rows")
     if turned["cos"] is not turned_k["cos"] or turned["sin"] is not turned_k["sin"]:
@@ -87,10 +100,10 @@ def _found(node: Node) -> _Found:
     operands = (turned["x"], turned_k["x"], rows[1]["rows"], turned["cos"], turned["sin"])
     _sizes(node, operands, caches, mask, given.get("offset", 0))
     inside = (*_in_order(q, rows[0]["rows"], *appends),)
-    _nothing_between(node, inside, (*operands, length, count, mask), caches)
-    _nothing_in_front(node, inside, (length, *caches))
+    _nothing_between(node, inside, (*operands, length, count, mask, *pages), caches)
+    _nothing_in_front(node, inside, (length, *caches), table)
     scale, fused = given["scale"], given.get("fused", True)
-    return _Found(inside, (*operands, *caches, length, count, mask, scale, fused))
+    return _Found(inside, (*operands, *caches, *pages, length, count, mask, scale, fused))
 
 
 def _rotation(node: Any, user: Node) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def _append(cache: Any, node: Node) -> Node:
     """The last write to a cache before the attention `node`, if it appends rows."""
     for before in reversed(_earlier(node)):
         if root(cache) in touched(before).writes:
-            if before.target is not ops.append_rows_ or before.args[0] is not cache:
+            if before.target not in (ops.append_rows_, ops.append_pages_) or before.args[0] is not cache:
                 break
             return before
     raise _Refused(f"no new rows are appended to `{cache}`")
@@ -156,13 +169,13 @@ def _nothing_between(node: Node, inside: tuple[Node, ...], operands: tuple[Any, 
         raise _Refused("a new row is read from a cache")
 
 
-def _nothing_in_front(node: Node, inside: tuple[Node, ...], early: tuple[Any, ...]) -> None:
+def _nothing_in_front(node: Node, inside: tuple[Node, ...], early: tuple[Any, ...], table: Any) -> None:
     """Raises _Refused where a launch in front may make what the kernel reads before that one is done.
 
     Behind a product that waits before it lets the next launch start, all in front of it is done. One with a residual or
-    gates may let it start earlier.
+    gates may let it start earlier. With a `table` of pages there has to be one: what takes pages is in front of a loop.
     """
-    held = {root(item) for item in early}
+    held = {root(item) for item in (*early, *flat_nodes(table))}
     for item in reversed(_earlier(node)):
         if item.target is ops.fused_linear:
             given = named_arguments(item)
@@ -170,3 +183,5 @@ def _nothing_in_front(node: Node, inside: tuple[Node, ...], early: tuple[Any, ..
                 return
         if item not in inside and (item in held or touched(item).writes & held):
             raise _Refused(f"`{item.name}` makes what is read early in front of them")
+    if table is not None:
+        raise _Refused("no product stands between them and what takes pages")

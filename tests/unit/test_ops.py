@@ -132,6 +132,14 @@ SAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "commit_pages_layers_": [([torch.stack(POOLS)], TABLE, PATH, ints(1, 0), ints(3, 1), True)],
     "tree_attention_paged": [(Q, *POOLS, TABLE, LENGTH - 2, MASK, POSITIONS, 0.3, 0)],
     "causal_attention_paged": [(Q, *POOLS, TABLE, LENGTH - 2, POSITIONS, 1, 0.3, 0)],
+    "rope_attention_paged_": [
+        (Q, *ROPED, *(pool.clone() for pool in POOLS), TABLE, LENGTH - 2, count, mask, 0.3, False)
+        for count, mask in ((None, None), (ints(3, 1), MASK[..., :M].contiguous()))
+    ],
+    "rope_attention_paged_linear_": [
+        (Q, *ROPED, *(x.clone() for x in POOLS), TABLE, LENGTH - 2, None, None, 0.3, False, random(6, HQ * D), *rest)
+        for rest in ((None, None), (random(6), random(B, M, 6)))
+    ],
     "commit_path_layers_": [([torch.stack((KC, VC))], torch.tensor([[0, 2, 3], [0, 0, 0]]), *STARTS, True)],
     "append_path_layers_": [([torch.stack((KC, VC))], [torch.stack((KN, VN))], path, *STARTS) for path in (None, PATH)],
     "conv_commit_layers_": [([WINDOW[None].clone()], [INPUTS[None]], PATH, ints(3, 0))],

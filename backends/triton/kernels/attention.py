@@ -16,25 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specc.backends.triton.kernels.attention_parts import joined, leave_part, seen_parts
 from specc.backends.triton.kernels.delta_rows import prefetch
-from specc.backends.triton.kernels.dot import INTERPRETED, dot_rows, rounded
+from specc.backends.triton.kernels.dot import dot_rows, rounded
+from specc.backends.triton.kernels.pages import page_of, row_of
 from specc.backends.triton.kernels.region_math import follow
-
-
-@triton.jit
-def page_of(table, column, C, PAGE: tl.constexpr):
-    """int32 page ids of columns of a sequence; `table`: its C // PAGE entries. Beyond them the last one is repeated.
-
-    Not by `tl.load`: a load that another load waits for would take one of the loop's stages, and with it half of the
-    bytes on their way. But then nothing masks it either in the steps behind the last that a pipelined loop looks ahead
-    to, and the last sequence's next entry may be another allocation's.
-    """
-    place = table + tl.minimum(column, C - 1) // PAGE
-    if INTERPRETED:
-        return tl.load(place)
-    else:
-        return tl.inline_asm_elementwise(
-            "ld.global.ca.b32 $0, [$1];", "=r,l", [place], dtype=tl.int32, is_pure=True, pack=1
-        )
 
 
 @triton.jit
@@ -58,10 +42,7 @@ def tail_rows(cache, new, table, column, committed, C, stride, stride_new, SEPAR
         old = cache + tl.minimum(column, C - 1).to(tl.int64) * stride
         return tl.where(column < committed, old, new + tl.maximum(column - committed, 0).to(tl.int64) * stride_new)
     else:
-        row = tl.minimum(column, C - 1).to(tl.int64)
-        if PAGE > 0:
-            row = tl.load(table + row // PAGE).to(tl.int64) * PAGE + row % PAGE
-        return cache + row * stride
+        return cache + row_of(table, tl.minimum(column, C - 1), C, PAGE) * stride
 
 
 @triton.jit
@@ -147,15 +128,15 @@ def part_of(part, first, end, S, BN: tl.constexpr, LEAST: tl.constexpr):
 
 
 @triton.jit
-def prefetch_part(k_head, v_head, length, part, S, R, C, stride_kr, stride_vr, DP: tl.constexpr, BN: tl.constexpr,
-                  LEAST: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+def prefetch_part(k_head, v_head, table, length, part, S, R, C, stride_kr, stride_vr, DP: tl.constexpr,
+                  BN: tl.constexpr, LEAST: tl.constexpr, EARLY: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
     """Asks for the first EARLY steps of a part's committed rows while the kernel in front still runs.
 
     Nothing depends on what comes: the length may be an old one, rows may still be written. It must not stay in the L1.
     """
     committed = tl.minimum(tl.maximum(tl.load(length, cache_modifier=".cg").to(tl.int32), 1), C)
     start, _ = part_of(part, tl.zeros_like(committed), committed + R, S, BN, LEAST)
-    row = tl.minimum(start * BN + tl.arange(0, EARLY * BN), committed - 1).to(tl.int64)[:, None]
+    row = row_of(table, tl.minimum(start * BN + tl.arange(0, EARLY * BN), committed - 1), C, PAGE)[:, None]
     line = (tl.arange(0, max(DP // 64, 1)) * 64)[None, :]
     prefetch(k_head + row * stride_kr + line)
     prefetch(v_head + row * stride_vr + line)
@@ -184,7 +165,8 @@ def attention_split(
     k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
     if PDL:
         if EARLY > 0 and not WINDOW and PAGE == 0:
-            prefetch_part(k_head, v_head, length + b, part, S, R, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY)
+            prefetch_part(k_head, v_head, table, length + b, part, S, R, C, stride_kr, stride_vr, DP, BN, LEAST, EARLY,
+                          PAGE)  # fmt: skip
         follow()
     packed = tile * BM + tl.arange(0, BM)
     token, member = packed // G, packed % G

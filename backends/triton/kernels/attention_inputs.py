@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from specc.backends.triton.kernels.dot import INTERPRETED, rounded
+from specc.backends.triton.kernels.pages import row_of
 from specc.backends.triton.kernels.region_math import follow
 
 
@@ -80,13 +81,14 @@ def rotated_rows(rows, angles, cos, sin, live, like, D: tl.constexpr, DP: tl.con
 
 @triton.jit(do_not_specialize=["M", "C"])
 def rotate_and_append(
-    q, k, v, cos, sin, k_cache, v_cache, length, count, out, M, HKV, C,
+    q, k, v, cos, sin, k_cache, v_cache, table, length, count, out, M, HKV, C,
     stride_qb, stride_qm, stride_qh, stride_nb, stride_nm, stride_nh,
     stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh,
-    G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, COUNT: tl.constexpr, PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out [B,M,HKV*G,D]: q rotated by cos, sin [B,M,D/2]; of k, v [B,M,HKV,D] the first count[b] rows (without COUNT:
-    all) go to rows length[b] + j of the caches, k rotated. Grid (B*M, HKV)."""
+    all) go to rows length[b] + j of the caches, k rotated. Grid (B*M, HKV). PAGE, table: see `attention_step`."""
     if PDL:
         follow()
     row, head = tl.program_id(0), tl.program_id(1)
@@ -101,6 +103,8 @@ def rotate_and_append(
     kept = place < C
     if COUNT:
         kept = kept & (token < tl.load(count + b))
+    if PAGE > 0:
+        place = row_of(table + b * (C // PAGE), place, C, PAGE)
     new = b * stride_nb + token * stride_nm + head * stride_nh
     turned = rotated_rows(k + new + one, angle + one, cos, sin, one == 0, k_cache, D, DP)
     here = (one == 0)[:, None] & (d < D)[None, :] & kept

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from specc.backends.triton.kernels.attention_apart import leave, seen_of
 from specc.backends.triton.kernels.delta_rows import prefetch
+from specc.backends.triton.kernels.pages import row_of
 from specc.backends.triton.kernels.region_math import follow
 
 
@@ -38,15 +39,6 @@ def all_rows_at(rows, D: tl.constexpr, DP: tl.constexpr):
 
 
 @triton.jit
-def paged_row(table, row, known, PAGE: tl.constexpr):
-    """int64 rows of a pool of pages (PAGE 0: none) where the rows [N] of a sequence lie, as far as they are `known`."""
-    if PAGE == 0:
-        return row.to(tl.int64)
-    else:
-        return tl.load(table + row // PAGE, mask=known, other=0).to(tl.int64) * PAGE + row % PAGE
-
-
-@triton.jit
 def short_prefix(q_rows, k_head, v_head, table, length, live, first, C, scale, lse, target, like, stride_kr, stride_vr,
                  D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
                  PDL: tl.constexpr):  # fmt: skip
@@ -68,7 +60,7 @@ def short_prefix(q_rows, k_head, v_head, table, length, live, first, C, scale, l
     committed = tl.load(length, cache_modifier=".cg").to(tl.int32)
     known = column < committed
     if PAGE > 0:
-        far = paged_row(table, row, known, PAGE)
+        far = row_of(table, row, C, PAGE)
         k, v = rows_at(k_head + far * stride_kr, known, D, DP), rows_at(v_head + far * stride_vr, known, D, DP)
         x = rows_at(q_rows, live, D, DP)
     else:  # which rows are read does not depend on the length: they need not wait for it
@@ -92,7 +84,7 @@ def short_new(q_rows, k_rows, v_rows, table, length, mask, live, token, M, R, C,
         row = n.to(tl.int64)
     else:
         committed = tl.load(length, cache_modifier=".cg").to(tl.int32)
-        row = paged_row(table, tl.minimum(committed + n, C - 1), new, PAGE)
+        row = row_of(table, tl.minimum(committed + n, C - 1), C, PAGE)
     # All loads before the first use of one: a program goes no further than that until it is there.
     k, v = rows_at(k_rows + row * stride_kr, new, D, DP), rows_at(v_rows + row * stride_vr, new, D, DP)
     x = rows_at(q_rows, live, D, DP)

@@ -1,4 +1,4 @@
-"""Caches in pages: pages taken for sequences that grow, rows appended to pages and moved between them."""
+"""Caches in pages: where rows lie, pages taken for sequences that grow, rows appended and moved."""
 
 # Triton's language, not Python's types.
 # mypy: ignore-errors
@@ -8,7 +8,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specc.backends.triton.kernels.dot import INTERPRETED
 from specc.backends.triton.kernels.region_math import follow
+
+
+@triton.jit
+def page_of(table, column, C, PAGE: tl.constexpr):
+    """int32 page ids of columns of a sequence; `table`: its C // PAGE entries. Beyond them the last one is repeated.
+
+    Not by `tl.load`: a load that another load waits for would take one of the loop's stages, and with it half of the
+    bytes on their way. But then nothing masks it either in the steps behind the last that a pipelined loop looks ahead
+    to, and the last sequence's next entry may be another allocation's.
+    """
+    place = table + tl.minimum(column, C - 1) // PAGE
+    if INTERPRETED:
+        return tl.load(place)
+    else:
+        return tl.inline_asm_elementwise(
+            "ld.global.ca.b32 $0, [$1];", "=r,l", [place], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def row_of(table, row, C, PAGE: tl.constexpr):
+    """int64 rows of a cache (PAGE 0) or pool in which rows of a sequence lie; see `page_of` for its table."""
+    if PAGE == 0:
+        return row.to(tl.int64)
+    else:
+        return page_of(table, row, C, PAGE).to(tl.int64) * PAGE + row % PAGE
 
 
 @triton.jit
@@ -56,12 +83,6 @@ def fill_tables(table, owner, length, count, B, rows, pages, blocks, PAGE: tl.co
             tl.debug_barrier()
 
 
-@triton.jit
-def pool_rows(line, row, live, PAGE: tl.constexpr):
-    """Rows (int64) of the pool in which rows of a sequence lie; `line`: its entries of the table."""
-    return tl.load(line + row // PAGE, mask=live, other=0).to(tl.int64) * PAGE + row % PAGE
-
-
 @triton.jit(do_not_specialize=["P"])
 def move_in_pages(pool, rows, table, path, start, count, P, blocks, row_blocks, width, pool_layer, batch_stride,
                   row_stride, PAGE: tl.constexpr, COUNT: tl.constexpr, IN_PLACE: tl.constexpr, SKIP: tl.constexpr,
@@ -89,12 +110,12 @@ def move_in_pages(pool, rows, table, path, start, count, P, blocks, row_blocks, 
             node = tl.load(path + sequence * P + place, mask=live, other=0)
             if SKIP:
                 live = live & (node != place)
-            source = pool + (pool_rows(line, first + node, live, PAGE) * width)[:, None]
+            source = pool + (row_of(line, first + node, blocks * PAGE, PAGE) * width)[:, None]
         else:
             source = rows + sequence * batch_stride + (place.to(tl.int64) * row_stride)[:, None]
         mask = live[:, None] & (column < width)[None, :]
         values = tl.load(source + column[None, :], mask=mask)
         if IN_PLACE:
             tl.debug_barrier()
-        target = pool_rows(line, first + place, live, PAGE) * width
+        target = row_of(line, first + place, blocks * PAGE, PAGE) * width
         tl.store(pool + target[:, None] + column[None, :], values, mask=mask)

@@ -48,6 +48,11 @@ def boxes(cache: Tensor, rows: int) -> TensorDescriptor | None:
     return TensorDescriptor(cache, [whole * inside, heads * dim], [stride, 1], [rows, dim])
 
 
+def box_of(config: AttentionConfig, dim: int, page: int) -> int:
+    """Rows of a box of `boxes`: it must not go beyond a head nor a page of so many rows (0: no pages); 0: no boxes."""
+    return config.bn if config.tma and power_of_two(dim, 16) == dim and (not page or page >= config.bn) else 0
+
+
 def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
     """How many parts so many columns are split into, for all tiles of all heads and sequences to fill the device."""
     return max(1, min(config.programs // tiles, MOST_PARTS, -(-columns // (config.bn * config.least))))
@@ -110,13 +115,29 @@ def joining(out: Tensor, shared: int, parts: int, config: AttentionConfig) -> Jo
     return Joining(tiles, parts, partial, lse)
 
 
+def page_rows(cache: Tensor, table: Tensor | None) -> int:
+    """Rows of a page of a pool [P,page,Hkv,D] that a `table` points into; 0 for a cache [B,C,Hkv,D]."""
+    return 0 if table is None else cache.shape[1]
+
+
+def capacity_of(cache: Tensor, table: Tensor | None) -> int:
+    """Rows that a sequence can have in a cache [B,C,Hkv,D], or in pages that a `table` int32 [B,blocks] names."""
+    return cache.shape[1] * (1 if table is None else table.shape[1])
+
+
+def cache_strides(k_cache: Tensor, v_cache: Tensor, table: Tensor | None) -> tuple[int, ...]:
+    """Of sequences, rows and heads; all sequences share a pool that a `table` points into."""
+    strides = [stride for cache in (k_cache, v_cache) for stride in cache.stride()[:3]]
+    if table is not None:
+        strides[0] = strides[3] = 0
+    return tuple(strides)
+
+
 def strides_of(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, new: Tensor, bits: Tensor, table: Tensor | None
 ) -> tuple[int, ...]:
-    """Of all operands as the kernels take them; all sequences share a pool that a `table` points into."""
-    caches = [stride for cache in (k_cache, v_cache) for stride in cache.stride()[:3]]
-    if table is not None:
-        caches[0] = caches[3] = 0
+    """Of all operands as the kernels take them."""
+    caches = cache_strides(k_cache, v_cache, table)
     return (
         *q.stride()[:3], *caches, *new.stride()[:3], *bits.stride()[:3], 0 if table is None else table.stride(0)
     )  # fmt: skip
@@ -141,8 +162,7 @@ def attend_short(
 ) -> None:
     """`attend` with a part for the new columns and one for every `bn` rows that the caches can hold."""
     batch, tokens, heads, dim = q.shape
-    shared, page = k_cache.shape[2], 0 if table is None else k_cache.shape[1]
-    capacity = k_cache.shape[1] if table is None else page * table.shape[1]
+    shared, page, capacity = k_cache.shape[2], page_rows(k_cache, table), capacity_of(k_cache, table)
     join, pdl = joining(out, shared, -(-capacity // config.bn) + 1, config), not interpreted()
     attention_short[(join.tiles * shared, join.parts, batch)](
         q, k_cache, v_cache, k_new, v_new, q if table is None else table, length, bits, join.partial, join.lse,
@@ -182,8 +202,7 @@ def attend(
     shared = k_cache.shape[2]
     group = heads // shared
     padded = power_of_two(dim, 16)
-    page = 0 if table is None else k_cache.shape[1]
-    capacity = k_cache.shape[1] if table is None else page * table.shape[1]
+    page, capacity = page_rows(k_cache, table), capacity_of(k_cache, table)
     config = config or attention_config(padded, tokens * group, batch * shared, q.element_size() == 4, capacity)
     if out is None:
         out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
@@ -195,7 +214,7 @@ def attend(
         return out
     parts = parts_of(config, batch * shared * tiles_of(q, shared, config), capacity + rows)
     join = joining(out, shared, parts, config)
-    box = config.bn if config.tma and padded == dim and (not page or page >= config.bn) else 0
+    box = box_of(config, dim, page)
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl = not interpreted()
     attention_split[(join.tiles * shared, join.parts, batch)](

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from specc.backends.triton.ops.attention import attend
+from specc.backends.triton.ops.attention_step import rope_attention_, rope_attention_linear_
 
 Tensor = torch.Tensor
 
@@ -50,4 +51,48 @@ def causal_attention_paged(
     return attend(
         q, k_pool, v_pool, length, rows, scale, window,
         positions=positions, offset=offset, table=block_table,
+    )  # fmt: skip
+
+
+def rope_attention_paged_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_table: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    fused: bool = True,
+) -> Tensor:
+    """`rope_attention_` over pages."""
+    return rope_attention_(q, k, v, cos, sin, k_pool, v_pool, length, count, mask, scale, fused, table=block_table)
+
+
+def rope_attention_paged_linear_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_table: Tensor,
+    length: Tensor,
+    count: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    fused: bool,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """`rope_attention_linear_` over pages."""
+    return rope_attention_linear_(
+        q, k, v, cos, sin, k_pool, v_pool, length, count, mask, scale, fused, weight, bias, residual,
+        table=block_table,
     )  # fmt: skip

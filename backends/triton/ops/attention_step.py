@@ -13,13 +13,17 @@ from specc.backends.triton.ops.attention import (
     Joining,
     alike,
     attend,
+    box_of,
     boxes,
+    cache_strides,
+    capacity_of,
     joining,
+    page_rows,
     parts_of,
     rows_contiguous,
     tiles_of,
 )
-from specc.backends.triton.ops.attention_configs import AttentionConfig, step_config
+from specc.backends.triton.ops.attention_configs import AttentionConfig, in_pages, step_config
 from specc.backends.triton.ops.linear import LinearConfig, flat_rows, fused_linear, launch_linear, linear_config
 from specc.backends.triton.ops.linear_once import Left
 
@@ -32,11 +36,12 @@ AT_ONCE = 8
 """Parts that it reads at a time."""
 
 
-def config_of(q: Tensor, k_cache: Tensor) -> AttentionConfig:
-    """The configuration for q [B,M,Hq,D] over caches [B,C,Hkv,D]."""
-    (batch, tokens, heads, dim), (capacity, shared) = q.shape, k_cache.shape[1:3]
+def config_of(q: Tensor, k_cache: Tensor, table: Tensor | None = None) -> AttentionConfig:
+    """The configuration for q [B,M,Hq,D] over caches [B,C,Hkv,D], or pools that a `table` points into."""
+    (batch, tokens, heads, dim), shared, capacity = q.shape, k_cache.shape[2], capacity_of(k_cache, table)
     padded = power_of_two(dim, 16)
-    return step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4, capacity)
+    found = step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4, capacity)
+    return in_pages(found, page_rows(k_cache, table))
 
 
 def kept_in_place(cache: Tensor) -> Tensor:
@@ -60,20 +65,21 @@ def rope_attention_(
     scale: float,
     fused: bool = True,
     config: AttentionConfig | None = None,
+    table: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [B,M,Hq,D], rotated by cos, sin [B,M,D/2], over cache rows [0, length[b]) and new rows k, v
     [B,M,Hkv,D], whose first count[b] (None: all), rotated too, become rows length[b] + j of the caches [B,C,Hkv,D].
 
-    `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own.
+    `mask` bool [B,M,M]: which new rows a token sees; None: those up to its own. `table`: see `attend`.
     """
     shared = k_cache.shape[2]
-    config = config or config_of(q, k_cache)
+    config = config or config_of(q, k_cache, table)
     if not config.step:
         k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
         q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
-        rotated = rotate_first(q, k, v, cos, sin, k_cache, v_cache, length, count)
-        return attend(rotated, k_cache, v_cache, length, q.shape[1], scale, 0, mask=mask, config=config)
-    out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
+        rotated = rotate_first(q, k, v, cos, sin, k_cache, v_cache, length, count, table)
+        return attend(rotated, k_cache, v_cache, length, q.shape[1], scale, 0, mask=mask, config=config, table=table)
+    out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config, table)
     join.finish(out, length, q.shape[1], shared, config)
     return out
 
@@ -91,30 +97,30 @@ def launch_step(
     mask: Tensor | None,
     scale: float,
     config: AttentionConfig,
+    table: Tensor | None,
 ) -> tuple[Tensor, Joining]:
     """The one launch of `rope_attention_`: (out, its parts); what several parts have seen is not in `out` yet."""
     k_cache, v_cache = kept_in_place(k_cache), kept_in_place(v_cache)
     q, (k, v), cos, sin = rows_contiguous(q), alike(k, v), cos.contiguous(), sin.contiguous()
     if config.apart:
-        return launch_apart(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
+        return launch_apart(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config, table)
     batch, tokens, heads, dim = q.shape
-    shared, capacity = k_cache.shape[2], k_cache.shape[1]
-    group, padded = heads // shared, power_of_two(dim, 16)
+    shared, capacity, page = k_cache.shape[2], capacity_of(k_cache, table), page_rows(k_cache, table)
     out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     parts = parts_of(config, batch * shared * tiles_of(q, shared, config), capacity + tokens)
     join = joining(out, shared, parts, config)
     bits = q if mask is None else mask.view(torch.uint8)
-    box = config.bn if config.tma and padded == dim else 0
+    box = box_of(config, dim, page)
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl, bulk = not interpreted(), k_tiles is not None and v_tiles is not None
     attention_step[(join.tiles * shared, join.parts, batch)](
-        q, k, v, cos, sin, k_cache, v_cache, k_tiles or q, v_tiles or q, length, length if count is None else count,
-        bits, out, join.partial, join.lse,
+        q, k, v, cos, sin, k_cache, v_cache, k_tiles or q, v_tiles or q, table, length,
+        length if count is None else count, bits, out, join.partial, join.lse,
         scale * LOG2E, join.tiles, tokens, capacity, shared, join.parts,
-        *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], *bits.stride()[:3],
-        G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
-        CAUSAL=mask is None, COUNT=count is not None, TMA=bulk,
-        EARLY=config.early, SPLIT=join.parts > 1, PDL=pdl,
+        *q.stride()[:3], *k.stride()[:3], *cache_strides(k_cache, v_cache, table), *bits.stride()[:3],
+        G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, BN=config.bn, BT=config.bt,
+        AHEAD=config.ahead, LEAST=config.least, CAUSAL=mask is None, COUNT=count is not None, TMA=bulk,
+        EARLY=config.early, SPLIT=join.parts > 1, PAGE=page, PDL=pdl,
         num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out, join
@@ -133,19 +139,21 @@ def launch_apart(
     mask: Tensor | None,
     scale: float,
     config: AttentionConfig,
+    table: Tensor | None,
 ) -> tuple[Tensor, Joining]:
     """As `launch_step`, with a part for the new columns and one for every `bn` rows that the caches can hold."""
     batch, tokens, heads, dim = q.shape
-    capacity, shared = k_cache.shape[1:3]
+    shared, capacity, page = k_cache.shape[2], capacity_of(k_cache, table), page_rows(k_cache, table)
     out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     join = joining(out, shared, -(-capacity // config.bn) + 1, config)
     bits, pdl = q if mask is None else mask.view(torch.uint8), not interpreted()
     attention_apart[(join.tiles * shared, join.parts, batch)](
-        q, k, v, cos, sin, k_cache, v_cache, length, length if count is None else count, bits, join.partial, join.lse,
+        q, k, v, cos, sin, k_cache, v_cache, table, length, length if count is None else count, bits,
+        join.partial, join.lse,
         scale * LOG2E, join.tiles, tokens, capacity, shared, join.parts,
-        *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], *bits.stride()[:3],
+        *q.stride()[:3], *k.stride()[:3], *cache_strides(k_cache, v_cache, table), *bits.stride()[:3],
         G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, BN=config.bn,
-        BT=NEW_COLUMNS, CAUSAL=mask is None, COUNT=count is not None, PDL=pdl,
+        BT=NEW_COLUMNS, CAUSAL=mask is None, COUNT=count is not None, PAGE=page, PDL=pdl,
         num_warps=config.warps, num_stages=1, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out, join
@@ -169,6 +177,7 @@ def rope_attention_linear_(
     residual: Tensor | None,
     config: AttentionConfig | None = None,
     linear: LinearConfig | None = None,
+    table: Tensor | None = None,
 ) -> Tensor:
     """`rope_attention_`, then y [B,M,F] = out W^T + bias + residual; where that is faster the product itself joins the
     parts that attention has left, or starts before the launch that joins them. All ways give the same bits.
@@ -177,16 +186,16 @@ def rope_attention_linear_(
     product streams its weight they must not: Llama's plain steps take 929 instead of 904, 16 nodes 950 either way.
     """
     shared, (batch, tokens, heads, dim) = k_cache.shape[2], q.shape
-    config = config or config_of(q, k_cache)
+    config = config or config_of(q, k_cache, table)
     linear = linear or linear_config(weight.shape[1], weight.shape[0], False, q.dtype)
     if not config.step or not linear.once(weight.shape[1]) or batch * tokens > JOINED_ROWS:
         if config.apart and config.step and linear.once(weight.shape[1]):
-            out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
+            out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config, table)
             join.finish(out, length, tokens, shared, config, lead=True)
         else:
-            out = rope_attention_(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, fused, config)
+            out = rope_attention_(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, fused, config, table)
         return fused_linear(out.view(batch, tokens, -1), weight, bias, None, 0.0, "none", residual)
-    out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config)
+    out, join = launch_step(q, k, v, cos, sin, k_cache, v_cache, length, count, mask, scale, config, table)
     rows, left = out.view(batch * tokens, -1), None
     if join.parts > 1:
         padded, step = join.tiles * config.rows, config.bn * config.least
@@ -208,16 +217,17 @@ def rotate_first(
     v_cache: Tensor,
     length: Tensor,
     count: Tensor | None,
+    table: Tensor | None = None,
 ) -> Tensor:
     """q rotated, and the caches with their new rows: one launch, a program per token and group of heads."""
     batch, tokens, heads, dim = q.shape
     shared, pdl = k.shape[2], not interpreted()
     out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     rotate_and_append[(batch * tokens, shared)](
-        q, k, v, cos, sin, k_cache, v_cache, length, length if count is None else count, out,
-        tokens, shared, k_cache.shape[1], *q.stride()[:3], *k.stride()[:3], *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
+        q, k, v, cos, sin, k_cache, v_cache, table, length, length if count is None else count, out,
+        tokens, shared, capacity_of(k_cache, table), *q.stride()[:3], *k.stride()[:3],
+        *cache_strides(k_cache, v_cache, table),
         G=heads // shared, GP=power_of_two(heads // shared), D=dim, DP=power_of_two(dim), COUNT=count is not None,
-        PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
+        PAGE=page_rows(k_cache, table), PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out

@@ -41,6 +41,8 @@ FUNCTIONS: tuple[Function, ...] = (
     attention.tree_attention,
     attention.tree_attention_cached,
     attention_paged.causal_attention_paged,
+    attention_paged.rope_attention_paged_,
+    attention_paged.rope_attention_paged_linear_,
     attention_paged.tree_attention_paged,
     attention_step.rope_attention_,
     attention_step.rope_attention_linear_,

@@ -43,6 +43,8 @@ from specc.ir.ops.pages import (
     causal_attention_paged,
     commit_pages_,
     commit_pages_layers_,
+    rope_attention_paged_,
+    rope_attention_paged_linear_,
     take_pages_,
     tree_attention_paged,
 )
@@ -110,6 +112,8 @@ __all__ = [
     "rope",
     "rope_attention_",
     "rope_attention_linear_",
+    "rope_attention_paged_",
+    "rope_attention_paged_linear_",
     "rope_tables",
     "sample_index",
     "sampling_probs",

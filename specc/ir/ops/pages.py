@@ -3,7 +3,8 @@
 A pool [P,page,…] holds the pages of all sequences; block_table int32 [B,blocks] names them in order: row i of sequence
 b lies in page block_table[b, i // page] at i % page. page_owner int32 [P] says whose a page is: b + 1, or 0 for a free
 one. Page 0 is never given away. A table's entries behind the pages that a sequence holds name it, so that whatever
-reads or writes there touches nobody's rows. Only the pass page-caches introduces these.
+reads or writes there touches nobody's rows. Only the pass page-caches introduces these, but for the last two:
+those only a device backend makes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from specc.ir.op import IndexOperand, op
+from specc.ir.ops.attention import rope
 from specc.ir.ops.buffer import causal_attention_cached, tree_attention_cached
+from specc.ir.ops.linear import fused_linear
 
 _BUFFER = ("buffer",)
 _THROUGH = (IndexOperand("block_table", "pool", 0),)
@@ -190,3 +193,68 @@ def causal_attention_paged(
     keys, values = _rows_of(k_pool, block_table), _rows_of(v_pool, block_table)
     made: torch.Tensor = causal_attention_cached(q, keys, values, length, positions, offset, scale, window, fused)
     return made
+
+
+@op(
+    "rope_attention_paged_(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_pool, Tensor(b!) v_pool, "
+    "Tensor block_table, Tensor length, Tensor? count, Tensor? mask, float scale, bool fused=True) -> Tensor",
+    fake=_attention_fake,
+    levels=_BUFFER,
+    indices=_KEYS,
+    meta={"reads_written": True},
+)
+def rope_attention_paged_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_table: torch.Tensor,
+    length: torch.Tensor,
+    count: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    scale: float,
+    fused: bool = True,
+) -> torch.Tensor:
+    """`rope_attention_` through a table, where the pages of all new rows are taken."""
+    append_pages_(k_pool, block_table, rope(k, cos, sin), length, count)
+    append_pages_(v_pool, block_table, v, length, count)
+    turned, positions = rope(q, cos, sin), length.unsqueeze(1).expand(-1, q.shape[1])
+    pools = (k_pool, v_pool, block_table, length)
+    if mask is None:
+        return causal_attention_paged(turned, *pools, positions, 0, scale, 0, fused)
+    return tree_attention_paged(turned, *pools, mask, positions, scale, 0, fused)
+
+
+@op(
+    "rope_attention_paged_linear_(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_pool, "
+    "Tensor(b!) v_pool, Tensor block_table, Tensor length, Tensor? count, Tensor? mask, float scale, bool fused, "
+    "Tensor weight, Tensor? bias, Tensor? residual) -> Tensor",
+    fake=lambda q, *rest: q.new_empty((*q.shape[:2], rest[12].shape[0])),
+    levels=_BUFFER,
+    indices=_KEYS,
+    meta={"reads_written": True},
+)
+def rope_attention_paged_linear_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_table: torch.Tensor,
+    length: torch.Tensor,
+    count: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    scale: float,
+    fused: bool,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """`rope_attention_linear_` through a table."""
+    o = rope_attention_paged_(q, k, v, cos, sin, k_pool, v_pool, block_table, length, count, mask, scale, fused)
+    return fused_linear(o.flatten(-2), weight, bias, None, 0.0, "none", residual)

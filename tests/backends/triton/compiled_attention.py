@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specc.backends.triton.ops import attention
-from specc.backends.triton.ops.attention_paged import tree_attention_paged
+from specc.backends.triton.ops.attention_paged import rope_attention_paged_, tree_attention_paged
 from specc.backends.triton.ops.attention_step import rope_attention_, rope_attention_linear_
 from tests.backends.triton.recorded import launched
 
@@ -53,6 +53,10 @@ def steps(dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         both = (q, k, v, angle, angle, cache, cache, length, length)
         yield f"step of a chain, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, None, 0.1)
         yield f"step of a tree, {nodes} nodes, {batch} sequences", partial(rope_attention_, *both, mask, 0.1)
+        for page in (16, 128):
+            pool, table = cache.view(-1, page, shared, dim), torch.empty(batch, 2048 // page, dtype=torch.int32)
+            paged = (q, k, v, angle, angle, pool, pool, table, length, length, mask, 0.1)
+            yield f"step in pages of {page}, {nodes} nodes, {batch} sequences", partial(rope_attention_paged_, *paged)
         if batch == 1 and dim == 64:
             square = torch.empty(576, heads * dim, dtype=torch.bfloat16)
             rest = (None, 0.1, True, square, None, square[None, :nodes])

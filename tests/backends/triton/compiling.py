@@ -60,7 +60,7 @@ def source_of(launch: Launch) -> ASTSource:
     aligned: dict[tuple[int], list[list[Any]]] = {}
     for place, parameter in enumerate(kernel.params):
         value = launch.arguments[parameter.name]
-        if parameter.is_constexpr:
+        if parameter.is_constexpr or value is None:
             constants[parameter.name], signature[parameter.name] = value, "constexpr"
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = TYPES[value.dtype]

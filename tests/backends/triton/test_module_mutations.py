@@ -28,7 +28,11 @@ from tests.backends.triton.lockstep import PROMPTS, gap, padded, tied
 from tests.backends.triton.modules import Cell, built, cast, modules
 from tests.cells import ALL
 
-CELLS = (Cell("llama", "lookup tree", "path, deferred"), Cell("delta", "lookup tree", "windowed"))
+CELLS = (
+    Cell("llama", "lookup tree", "path, deferred"),
+    Cell("llama", "lookup tree", "path, deferred", page=16),
+    Cell("delta", "lookup tree", "windowed"),
+)
 ORDER = ("prefill", "draft", "verify", "accept", "commit", "draft", "verify", "accept")
 CONTROL = ("length", "root_token", "finished", "remaining")
 

@@ -37,7 +37,9 @@ CHANGES: dict[str, str] = {
 """Changes of the graph that each leave it as it is, and what the note says."""
 
 
-def graph(change: str = "", tree: bool = False, residual: bool = True, tokens: int = 1) -> GraphModule:
+def graph(
+    change: str = "", tree: bool = False, residual: bool = True, tokens: int = 1, pages: bool = False
+) -> GraphModule:
     """The attention of some tokens and its projection, with one change; results: y and what else is read."""
     b = GraphBuilder(("decode",))
     kind, tokens = torch.float32, 65 if change == "65 tokens" else tokens
@@ -47,14 +49,16 @@ def graph(change: str = "", tree: bool = False, residual: bool = True, tokens: i
 
     q, k, v = (held(name, BATCH, tokens, n, DIM) for name, n in (("q", HEADS), ("k", SHARED), ("v", SHARED)))
     cos, sin = (held(name, BATCH, tokens, DIM // 2) for name in ("cos", "sin"))
-    caches = [held(name, BATCH, CAPACITY, SHARED, DIM) for name in ("K", "V")]
+    caches = [held(name, *((5, 6) if pages else (BATCH, CAPACITY)), SHARED, DIM) for name in ("K", "V")]
+    table = [held("table", BATCH, 2, dtype=torch.int32)] if pages else []
     length = held("length", BATCH, dtype=torch.int64)
     mask = held("mask", BATCH, tokens, tokens, dtype=torch.bool) if tree else None
     width = HEADS * DIM // (2 if change == "half of the heads" else 1)
     weight, norm = held("weight", FEATURES, width), held("norm", width)
     beside = held("beside", BATCH, tokens, FEATURES // (2 if change == "gated" else 1))
     results: list[Node] = []
-    o = b.call(ops.rope_attention_, q, k, v, cos, sin, *caches, length, None, mask, 0.3, False)
+    op = ops.rope_attention_paged_ if pages else ops.rope_attention_
+    o = b.call(op, q, k, v, cos, sin, *caches, *table, length, None, mask, 0.3, False)
     if change == "read twice":
         results.append(b.call(aten.neg.default, o))
     heads = b.call(aten.slice.Tensor, o, 2, 0, HEADS // 2) if change == "half of the heads" else o
@@ -84,6 +88,8 @@ def outcome(module: GraphModule, seed: int = 0) -> list[torch.Tensor]:
             value = node.meta["val"]
             if value.dtype == torch.int64:
                 held.append(torch.tensor([4, 2]))
+            elif value.dtype == torch.int32:
+                held.append(torch.tensor([[3, 1], [2, 4]], dtype=torch.int32))
             elif value.dtype == torch.bool:
                 held.append(torch.ones(value.shape, dtype=torch.bool).tril())
             else:
@@ -103,11 +109,12 @@ def targets(module: GraphModule) -> list[Any]:
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_one_op_stands_for_both(tree: bool, residual: bool, tokens: int) -> None:
-    module = graph(tree=tree, residual=residual, tokens=tokens)
+@pytest.mark.parametrize("pages", [True, False])
+def test_one_op_stands_for_both(tree: bool, residual: bool, tokens: int, pages: bool) -> None:
+    module = graph(tree=tree, residual=residual, tokens=tokens, pages=pages)
     made, notes = rewritten(module)
     assert notes == []
-    assert targets(made) == [ops.rope_attention_linear_]
+    assert targets(made) == [ops.rope_attention_paged_linear_ if pages else ops.rope_attention_linear_]
     for left, right in zip(outcome(module), outcome(made), strict=True):
         assert torch.equal(left, right)
 

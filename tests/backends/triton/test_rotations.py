@@ -18,7 +18,7 @@ from specc.ir.interpreter import Interpreter
 from specc.ir.scope import named_arguments
 
 aten = torch.ops.aten
-BATCH, TOKENS, HEADS, SHARED, DIM, CAPACITY = 2, 3, 4, 2, 8, 12
+BATCH, TOKENS, HEADS, SHARED, DIM, CAPACITY, PAGE = 2, 3, 4, 2, 8, 12, 4
 CHANGES: dict[str, str] = {
     "window": "has a window",
     "one tensor": "lie in one tensor",
@@ -44,12 +44,24 @@ CHANGES: dict[str, str] = {
     "new length in front": "what is read early",
 }
 """Changes of the graph that each leave it as it is, and what the note says."""
+PAGED_CHANGES: dict[str, str] = {
+    **{change: text for change, text in CHANGES.items() if not change.endswith("in front")},
+    "other table": "pages of another table",
+    "other table of v": "pages of another table",
+    "pages taken behind the product": "what is read early",
+    "no product": "no product stands between",
+    "table written": "touches what they read or write",
+}
+"""As above, for caches in pages."""
 
 
-def graph(change: str = "", tree: bool = True, count: bool = True, product: str = "") -> GraphModule:
+def graph(
+    change: str = "", tree: bool = True, count: bool = True, product: str = "", pages: bool = False
+) -> GraphModule:
     """A layer's attention as plan-buffers leaves it, with one change; results: o and what else is read.
 
-    `product`: between a write in front and the rest, with a "residual" or "alone".
+    `product`: between a write in front and the rest, with a "residual" or "alone". `pages`: as page-caches leaves it,
+    with a product behind what takes pages.
     """
     b = GraphBuilder(("verify",))
     kind = torch.float32
@@ -60,7 +72,13 @@ def graph(change: str = "", tree: bool = True, count: bool = True, product: str 
     q0, k0 = held("q0", BATCH, TOKENS, HEADS, DIM), held("k0", BATCH, TOKENS, SHARED, DIM)
     v = held("v", BATCH, TOKENS, SHARED, DIM)
     cos, sin, cos2 = (held(name, BATCH, TOKENS, DIM // 2) for name in ("cos", "sin", "cos2"))
-    caches = [held(name, BATCH, CAPACITY, SHARED, DIM) for name in ("K", "V")]
+    blocks = CAPACITY // PAGE
+    shape = ((blocks + 1) * BATCH, PAGE) if pages else (BATCH, CAPACITY)
+    caches = [held(name, *shape, SHARED, DIM) for name in ("K", "V")]
+    table, table2, owner = (
+        held(name, *size, dtype=torch.int32)
+        for name, size in (("table", (BATCH, blocks)), ("table2", (BATCH, blocks)), ("owner", shape[:1]))
+    )
     if change == "single":
         v, caches[1] = (b.call(aten._to_copy.default, x, dtype=torch.float64) for x in (v, caches[1]))
     if change == "one tensor":
@@ -70,6 +88,22 @@ def graph(change: str = "", tree: bool = True, count: bool = True, product: str 
     mask = held("mask", BATCH, TOKENS, wide, dtype=torch.bool)
     number = kept if count else None
     results: list[Node] = []
+
+    def take() -> None:
+        b.call(ops.take_pages_, table, owner, length, number, TOKENS, PAGE)
+
+    def append(cache: Node, rows: Node, into: Node, start: Node, kept: Node | None) -> None:
+        op, through = (ops.append_pages_, (into,)) if pages else (ops.append_rows_, ())
+        b.call(op, cache, *through, rows, start, kept)
+
+    if pages:
+        if change not in ("pages taken behind the product", "no product"):
+            take()
+        if change != "no product":
+            weight = held("weight", DIM, DIM // 2)
+            results.append(b.call(ops.fused_linear, cos, weight, None, None, 0.0, "none", None))
+        if change == "pages taken behind the product":
+            take()
     if change.endswith("in front"):
         if change == "new length in front":
             length = b.call(aten.add.Tensor, length, 0)
@@ -84,25 +118,40 @@ def graph(change: str = "", tree: bool = True, count: bool = True, product: str 
     if change in ("q read twice", "k read twice"):
         results.append(b.call(aten.neg.default, q if change == "q read twice" else k))
     if change != "no rows":
-        b.call(ops.append_rows_, caches[0], k, other if change == "other start" else length, number)
+        into = table2 if change == "other table" else table
+        append(caches[0], k, into, other if change == "other start" else length, number)
     value = b.call(aten.slice.Tensor, v, 1, 0, TOKENS - 1) if change == "half of v" else v
     start = other if change == "other start of v" else length
-    b.call(ops.append_rows_, caches[1], value, start, other if change == "other count" else number)
+    into = table2 if change.startswith("other table") else table
+    append(caches[1], value, into, start, other if change == "other count" else number)
     if change == "written behind":
         b.call(aten.mul_.Scalar, caches[0], 2.0)
     elif change == "read between":
         results.append(b.call(aten.add.Tensor, caches[0], 0.0))
     elif change == "length written":
         b.call(aten.mul_.Scalar, length, 0)
+    elif change == "table written":
+        b.call(aten.mul_.Scalar, table, 0)
     elif change == "rows written":
         b.call(aten.mul_.Scalar, v, 2.0)
     positions = b.call(aten.add.Tensor, b.call(aten.unsqueeze.default, other, 1), b.call(ops.iota, other, TOKENS))
     window, offset = (2 if change == "window" else 0), (1 if change == "offset" else 0)
+    given = (q, *caches, *([table] if pages else []), length)
     if tree and change != "offset":
-        o = b.call(ops.tree_attention_cached, q, *caches, length, mask, positions, 0.3, window, False)
+        op = ops.tree_attention_paged if pages else ops.tree_attention_cached
+        o = b.call(op, *given, mask, positions, 0.3, window, False)
     else:
-        o = b.call(ops.causal_attention_cached, q, *caches, length, positions, offset, 0.3, window, False)
+        op = ops.causal_attention_paged if pages else ops.causal_attention_cached
+        o = b.call(op, *given, positions, offset, 0.3, window, False)
     return b.output([o, *results])
+
+
+PAGES = {
+    "table": torch.tensor([[5, 1, 0], [2, 0, 0]], dtype=torch.int32),
+    "table2": torch.tensor([[3, 4, 0], [6, 7, 0]], dtype=torch.int32),
+    "owner": torch.tensor([0, 1, 2, 0, 0, 1, 0, 0], dtype=torch.int32),
+}
+"""What those placeholders hold: one page is lacking."""
 
 
 def outcome(module: GraphModule, seed: int = 0) -> list[torch.Tensor]:
@@ -116,6 +165,8 @@ def outcome(module: GraphModule, seed: int = 0) -> list[torch.Tensor]:
                 held.append(torch.tensor({"length": [4, 2], "count": [2, 3]}.get(node.name, [3, 1])))
             elif value.dtype == torch.bool:
                 held.append(torch.ones(value.shape, dtype=torch.bool).tril())
+            elif value.dtype == torch.int32:
+                held.append(PAGES[node.name].clone())
             else:
                 held.append(torch.randn(value.shape, generator=made, dtype=value.dtype))
     return [*(item.clone() for item in Interpreter(module).run(*held)), *held]
@@ -127,11 +178,13 @@ def targets(module: GraphModule) -> list[Any]:
 
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("count", [True, False])
-def test_one_op_stands_for_four(tree: bool, count: bool) -> None:
-    module = graph(tree=tree, count=count)
+@pytest.mark.parametrize("pages", [True, False])
+def test_one_op_stands_for_four(tree: bool, count: bool, pages: bool) -> None:
+    module = graph(tree=tree, count=count, pages=pages)
     made, notes = attention_steps(module)
     assert notes == []
-    assert [name for name in targets(made) if name is not ops.iota] == [ops.rope_attention_]
+    left = [ops.take_pages_, ops.fused_linear, ops.rope_attention_paged_] if pages else [ops.rope_attention_]
+    assert [name for name in targets(made) if name is not ops.iota] == left
     for left, right in zip(outcome(module), outcome(made), strict=True):
         assert torch.equal(left, right)
 
@@ -179,6 +232,14 @@ def test_what_must_stay_stays_with_a_reason(change: str) -> None:
     assert ops.rope_attention_ not in targets(made)
     assert len(notes) == 1
     assert CHANGES[change] in notes[0]
+
+
+@pytest.mark.parametrize("change", list(PAGED_CHANGES))
+def test_what_must_stay_stays_in_pages_too(change: str) -> None:
+    made, notes = attention_steps(graph(change, tree=change != "offset", pages=True))
+    assert ops.rope_attention_paged_ not in targets(made)
+    assert len(notes) == 1
+    assert PAGED_CHANGES[change] in notes[0]
 
 
 @pytest.mark.parametrize("change", ["length in front", "cache in front", "new length in front"])

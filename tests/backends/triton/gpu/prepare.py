@@ -55,6 +55,7 @@ WIDE: Mapping[str, tuple[dict[str, object], str, int]] = {
     "wide-llama": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 0),
     "wide-delta": ({"family": "gated_deltanet", "config": WIDE_DELTA}, "windowed", 0),
     "wide-pages-of-16": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 16),
+    "wide-pages-of-64": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 64),
     "wide-pages-of-128": ({"family": "llama", "config": WIDE_LLAMA}, "path", 128),
 }
 """Layers of usual widths, capacities that attention reads in several parts; the last: rows of a page, 0: no pages."""
