@@ -51,10 +51,9 @@ NAMED: tuple[Fault, ...] = (
     Fault(
         "rows are compacted in descending order",
         "backends/reference/kernels/cache.py",
-        "            moved = cache[row].index_select(0, source)\n"
-        "            cache[row, first + skip : first + kept] = moved\n",
-        "            for place in reversed(range(kept - skip)):\n"
-        "                cache[row, first + skip + place] = cache[row, int(source[place])]\n",
+        "        cache[row, begin:end] = cache[row].index_select(0, source)\n",
+        "        for place in reversed(range(end - begin)):\n"
+        "            cache[row, begin + place] = cache[row, int(source[place])]\n",
     ),
     Fault(
         "the commit is one row short",

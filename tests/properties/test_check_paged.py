@@ -44,7 +44,7 @@ FAULTS: dict[str, tuple[Edit, frozenset[str]]] = {
         frozenset({"I8", "I20", "I22", "I23", "I27"}),
     ),
     "a committed row is taken from the first page": (
-        swap("source = path[row, skip:kept] + first", "source = path[row, skip:kept] + first % pool.shape[1]"),
+        swap("row, source, pool.shape[1])", "row, source % pool.shape[1], pool.shape[1])"),
         frozenset({"I8", "I20", "I23", "I27"}),
     ),
     "a row is read through another row's table": (
