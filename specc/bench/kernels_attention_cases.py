@@ -173,7 +173,7 @@ def repeated(calls: Sequence[Call], point: Point) -> list[Call]:
 def candidates(point: Point) -> Iterator[AttentionConfig]:
     """Configurations to try, the table's first; those that the page size rules out are left out."""
     packed = point.nodes * point.heads // point.shared
-    own = attention_config(point.dim, packed, point.batch * point.shared, False, point.context + ROOM)
+    own = attention_config(point.dim, packed, point.batch * point.shared, False, point.context + ROOM, point.page)
     yield own
     seen = {own}
     for config in SEARCHED[point.dim, 64 if packed <= 64 else 256]:

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from specc.backends.triton.kernels.attention_parts import joined, leave_part, seen_parts
 from specc.backends.triton.kernels.delta_rows import prefetch
 from specc.backends.triton.kernels.dot import dot_rows, rounded
-from specc.backends.triton.kernels.pages import page_of, row_of
+from specc.backends.triton.kernels.pages import page_of, pages_at, row_of
 from specc.backends.triton.kernels.region_math import follow
 
 
@@ -104,9 +104,14 @@ def columns_of(committed, low, tile, M, R, C, offset, G: tl.constexpr, BM: tl.co
 
 @triton.jit
 def whole_tile(tiles, rows, table, b, head, first, C, stride, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
-               PAGE: tl.constexpr, TMA: tl.constexpr):  # fmt: skip
-    """[BN,DP] of a cache at columns first + [0, BN), all committed; `rows` points to row 0 of the head."""
-    if TMA:
+               PAGE: tl.constexpr, TMA: tl.constexpr, STAGED: tl.constexpr):  # fmt: skip
+    """[BN,DP] of a cache at columns first + [0, BN), all committed; `rows` points to row 0 of the head.
+
+    TMA: rows lie at multiples of 16 bytes; tiles of several pages are read without bulk copies then, too.
+    """
+    if TMA and PAGE > 0 and PAGE < BN:
+        return tl.load(pages_at(rows, table, first, C, stride, DP, BN, PAGE, STAGED))
+    elif TMA:
         row = page_of(table, first, C, PAGE) * PAGE + first % PAGE if PAGE > 0 else b * C + first
         return tiles.load([row, head * D])
     else:
@@ -151,7 +156,7 @@ def attention_split(
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEPARATE: tl.constexpr,
     PAGE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    STAGED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns, at least LEAST tiles of BN; the tail by BT.
 
@@ -186,8 +191,8 @@ def attention_split(
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     if not WINDOW:
         for step in tl.range(start, tl.minimum(stop, full)):
-            k = whole_tile(k_tiles, k_head, row_table, b, head, step * BN, C, stride_kr, D, DP, BN, PAGE, TMA)
-            v = whole_tile(v_tiles, v_head, row_table, b, head, step * BN, C, stride_vr, D, DP, BN, PAGE, TMA)
+            k = whole_tile(k_tiles, k_head, row_table, b, head, step * BN, C, stride_kr, D, DP, BN, PAGE, TMA, STAGED)
+            v = whole_tile(v_tiles, v_head, row_table, b, head, step * BN, C, stride_vr, D, DP, BN, PAGE, TMA, STAGED)
             acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
         start = tl.maximum(start, full)
     k_fresh, v_fresh = k_new + wide * stride_nb + head * stride_nh, v_new + wide * stride_nb + head * stride_nh
@@ -207,18 +212,21 @@ def attention_split(
 
 @triton.jit(do_not_specialize=["tiles", "M", "R", "HKV", "S"])
 def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-                    BM: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, LEAD: tl.constexpr,
+                    BM: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, LEAD: tl.constexpr,
                     PDL: tl.constexpr):  # fmt: skip
     """out [B,M,HKV*G,D] from S parts, each of STEP of length[b] + R columns at least, PARTS of them at a time; grid
-    (M*G, HKV, B). LEAD: what comes next is a product, which reads nothing but its weight before its own wait, and may
-    start at once.
+    (blocks of ROWS packed rows, HKV, B). LEAD: what comes next is a product, which reads nothing but its weight before
+    its own wait, and may start at once.
 
-    One warp and no shared memory: programs fit beside those of the kernel in front and wait there.
+    Few warps: programs fit beside those of the kernel in front and wait there.
     """
     packed, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts, d = seen_parts(length + b, R, S, STEP), tl.arange(0, DP)
-    at = ((b.to(tl.int64) * HKV + head) * tiles * BM + packed) * S
-    row = (b.to(tl.int64) * M + packed // G) * HKV * G + head * G + packed % G
+    if ROWS > 1:
+        packed, d = packed * ROWS + tl.arange(0, ROWS)[:, None], d[None, :]
+    place = tl.minimum(packed, M * G - 1)
+    at = ((b.to(tl.int64) * HKV + head) * tiles * BM + place) * S
+    row = (b.to(tl.int64) * M + place // G) * HKV * G + head * G + place % G
     if PDL:  # the length is read before: the kernel in front is the attention, which does not write it
         if LEAD:
             gdc_launch_dependents()
@@ -227,4 +235,4 @@ def attention_merge(partial, lse, out, length, tiles, M, R, HKV, S, G: tl.conste
             follow()
     inside = d if D == DP else tl.minimum(d, D - 1)  # a minimum would be read one by one
     result = joined(partial, lse, at, inside, parts, D, PARTS)
-    tl.store(out + row * D + d, rounded(result, out), mask=d < D)
+    tl.store(out + row * D + d, rounded(result, out), mask=(packed < M * G) & (d < D))

@@ -54,16 +54,18 @@ def attention_step(
     stride_kb, stride_kr, stride_kh, stride_vb, stride_vr, stride_vh, stride_mb, stride_mm, stride_mr,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     AHEAD: tl.constexpr, LEAST: tl.constexpr, CAUSAL: tl.constexpr, COUNT: tl.constexpr, TMA: tl.constexpr,
-    EARLY: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, STAGED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows over one of S parts of the columns [0, length + M); see `attention_split`.
 
     q [B,M,HKV*G,D], k_new, v_new [B,M,HKV,D], not yet rotated; cos, sin [B,M,D/2]. Rows j < count[b] of the new ones
-    (without COUNT: all) go to rows length[b] + j of the caches. Grid (tiles * HKV, S, B). SPLIT: see
+    (without COUNT: all) go to rows length[b] + j of the caches. Grid (tiles * HKV, B, S): parts that
+    have nothing to see begin last, beside others that have. SPLIT: see
     `leave_part`. PAGE > 0: the caches are pools of pages of so many rows, named by table [B, C // PAGE].
     """
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    part, b = tl.program_id(1), tl.program_id(2)
+    b, part = tl.program_id(1), tl.program_id(2)
     wide = b.to(tl.int64)
     k_head, v_head = k_cache + wide * stride_kb + head * stride_kh, v_cache + wide * stride_vb + head * stride_vh
     row_table = length if PAGE == 0 else table + wide * (C // PAGE)  # without pages it is not read
@@ -90,14 +92,18 @@ def attention_step(
     top = tl.full([BM], float("-inf"), tl.float32)
     total, acc = tl.zeros([BM], tl.float32), tl.zeros([BM, DP], tl.float32)
     for step in tl.range(start, tl.minimum(stop, full)):
-        k = whole_tile(k_tiles, k_head, row_table, b, head, step * BN, last, stride_kr, D, DP, BN, PAGE, TMA)
-        v = whole_tile(v_tiles, v_head, row_table, b, head, step * BN, last, stride_vr, D, DP, BN, PAGE, TMA)
+        k = whole_tile(k_tiles, k_head, row_table, b, head, step * BN, last, stride_kr, D, DP, BN, PAGE, TMA,
+                       STAGED)  # fmt: skip
+        v = whole_tile(v_tiles, v_head, row_table, b, head, step * BN, last, stride_vr, D, DP, BN, PAGE, TMA,
+                       STAGED)  # fmt: skip
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
     begin, behind = tl.maximum(start, full) * BN, tl.minimum(stop * BN, end)
     edge = tl.maximum(begin, committed // BT * BT)
     for here in tl.range(begin, tl.minimum(edge, behind), BT, num_stages=AHEAD):
-        k = whole_tile(k_tiles, k_head, row_table, b, head, here, last, stride_kr, D, DP, BT, PAGE, False)
-        v = whole_tile(v_tiles, v_head, row_table, b, head, here, last, stride_vr, D, DP, BT, PAGE, False)
+        k = whole_tile(k_tiles, k_head, row_table, b, head, here, last, stride_kr, D, DP, BT, PAGE, False,
+                       False)  # fmt: skip
+        v = whole_tile(v_tiles, v_head, row_table, b, head, here, last, stride_vr, D, DP, BT, PAGE, False,
+                       False)  # fmt: skip
         acc, top, total = softmax_step(x, k, v, acc, top, total, scale, d, q, False)
     k_rows, v_rows = k_new + wide * stride_nb + head * stride_nh, v_new + wide * stride_nb + head * stride_nh
     for here in tl.range(edge, behind, BT, num_stages=1):

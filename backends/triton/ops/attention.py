@@ -22,6 +22,10 @@ Tensor = torch.Tensor
 LOG2E = 1.4426950408889634
 MERGED = 16
 """Parts that the merge reads at a time, at most."""
+MERGED_AT_ONCE = 4
+"""Rows that a program of the merge takes where there are many: thousands of programs take longer to start."""
+MERGED_FROM = 1024
+"""Rows that are many to the merge."""
 MOST_TOKENS = 64
 """Tokens of a decoding step, at most; more are a prompt."""
 BULK = 16
@@ -50,7 +54,12 @@ def boxes(cache: Tensor, rows: int) -> TensorDescriptor | None:
 
 def box_of(config: AttentionConfig, dim: int, page: int) -> int:
     """Rows of a box of `boxes`: it must not go beyond a head nor a page of so many rows (0: no pages); 0: no boxes."""
-    return config.bn if config.tma and power_of_two(dim, 16) == dim and (not page or page >= config.bn) else 0
+    return min(config.bn, page or config.bn) if config.tma and power_of_two(dim, 16) == dim else 0
+
+
+def stages_of(config: AttentionConfig, bulk: bool) -> int:
+    """Stages of the loop over whole tiles; look-ups have none where rows do not lie as bulk copies take them."""
+    return config.stages // 2 if config.staged and not bulk else config.stages
 
 
 def parts_of(config: AttentionConfig, tiles: int, columns: int) -> int:
@@ -74,11 +83,13 @@ def merge_parts(
 ) -> None:
     """out [B,M,Hq,D] from parts of length[b] + `new` columns; see `Joining.finish`."""
     batch, tokens, heads, dim = out.shape
-    pdl = not interpreted()
-    attention_merge[(tokens * heads // shared, shared, batch)](
+    packed, pdl = tokens * heads // shared, not interpreted()
+    rows = MERGED_AT_ONCE if batch * shared * packed >= MERGED_FROM else 1
+    attention_merge[(-(-packed // rows), shared, batch)](
         join.partial, join.lse, out, length, join.tiles, tokens, new, shared, join.parts,
         G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, STEP=config.bn * config.least,
-        PARTS=min(MERGED, power_of_two(join.parts)), LEAD=lead, PDL=pdl, num_warps=1,
+        PARTS=min(MERGED, power_of_two(join.parts) if rows == 1 else join.parts), ROWS=rows, LEAD=lead, PDL=pdl,
+        num_warps=1 if rows == 1 else 2,
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
@@ -203,7 +214,8 @@ def attend(
     group = heads // shared
     padded = power_of_two(dim, 16)
     page, capacity = page_rows(k_cache, table), capacity_of(k_cache, table)
-    config = config or attention_config(padded, tokens * group, batch * shared, q.element_size() == 4, capacity)
+    wide, packed, groups = q.element_size() == 4, tokens * group, batch * shared
+    config = config or attention_config(padded, packed, groups, wide, capacity, page)
     if out is None:
         out = torch.empty(batch, tokens, heads, dim, dtype=q.dtype, device=q.device)
     k_new, v_new = alike(*(fresh or (q, q)))
@@ -216,7 +228,7 @@ def attend(
     join = joining(out, shared, parts, config)
     box = box_of(config, dim, page)
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
-    pdl = not interpreted()
+    pdl, bulk = not interpreted(), k_tiles is not None and v_tiles is not None
     attention_split[(join.tiles * shared, join.parts, batch)](
         q, k_cache, v_cache, k_tiles or q, v_tiles or q, k_new, v_new, q if table is None else table, length, bits,
         q if positions is None else positions.contiguous(), out, join.partial, join.lse,
@@ -224,9 +236,10 @@ def attend(
         *strides_of(q, k_cache, v_cache, k_new, bits, table),
         G=group, D=dim, DP=padded, BM=config.rows, BN=config.bn, BT=config.bt, AHEAD=config.ahead, LEAST=config.least,
         CAUSAL=mask is None, WINDOW=window > 0, SEPARATE=fresh is not None, PAGE=page,
-        TMA=k_tiles is not None and v_tiles is not None, EARLY=config.early,
-        SPLIT=join.parts > 1, BLOCK=fresh is None and tokens > MOST_TOKENS, PDL=pdl,
-        num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
+        TMA=bulk, EARLY=config.early,
+        SPLIT=join.parts > 1, BLOCK=fresh is None and tokens > MOST_TOKENS,
+        STAGED=config.staged, PDL=pdl,
+        num_warps=config.warps, num_stages=stages_of(config, bulk), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     join.finish(out, length, rows, shared, config)
     return out

@@ -21,9 +21,10 @@ from specc.backends.triton.ops.attention import (
     page_rows,
     parts_of,
     rows_contiguous,
+    stages_of,
     tiles_of,
 )
-from specc.backends.triton.ops.attention_configs import AttentionConfig, in_pages, step_config
+from specc.backends.triton.ops.attention_configs import AttentionConfig, step_config
 from specc.backends.triton.ops.linear import LinearConfig, flat_rows, fused_linear, launch_linear, linear_config
 from specc.backends.triton.ops.linear_once import Left
 
@@ -40,8 +41,8 @@ def config_of(q: Tensor, k_cache: Tensor, table: Tensor | None = None) -> Attent
     """The configuration for q [B,M,Hq,D] over caches [B,C,Hkv,D], or pools that a `table` points into."""
     (batch, tokens, heads, dim), shared, capacity = q.shape, k_cache.shape[2], capacity_of(k_cache, table)
     padded = power_of_two(dim, 16)
-    found = step_config(padded, tokens * heads // shared, batch * shared, q.element_size() == 4, capacity)
-    return in_pages(found, page_rows(k_cache, table))
+    packed, groups, page = tokens * heads // shared, batch * shared, page_rows(k_cache, table)
+    return step_config(padded, packed, groups, q.element_size() == 4, capacity, page)
 
 
 def kept_in_place(cache: Tensor) -> Tensor:
@@ -113,15 +114,15 @@ def launch_step(
     box = box_of(config, dim, page)
     k_tiles, v_tiles = (boxes(cache, box) for cache in (k_cache, v_cache))
     pdl, bulk = not interpreted(), k_tiles is not None and v_tiles is not None
-    attention_step[(join.tiles * shared, join.parts, batch)](
+    attention_step[(join.tiles * shared, batch, join.parts)](
         q, k, v, cos, sin, k_cache, v_cache, k_tiles or q, v_tiles or q, table, length,
         length if count is None else count, bits, out, join.partial, join.lse,
         scale * LOG2E, join.tiles, tokens, capacity, shared, join.parts,
         *q.stride()[:3], *k.stride()[:3], *cache_strides(k_cache, v_cache, table), *bits.stride()[:3],
         G=heads // shared, D=dim, DP=power_of_two(dim, 16), BM=config.rows, BN=config.bn, BT=config.bt,
         AHEAD=config.ahead, LEAST=config.least, CAUSAL=mask is None, COUNT=count is not None, TMA=bulk,
-        EARLY=config.early, SPLIT=join.parts > 1, PAGE=page, PDL=pdl,
-        num_warps=config.warps, num_stages=config.stages, **({"launch_pdl": True} if pdl else {}),
+        EARLY=config.early, SPLIT=join.parts > 1, PAGE=page, STAGED=config.staged, PDL=pdl,
+        num_warps=config.warps, num_stages=stages_of(config, bulk), **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out, join
 

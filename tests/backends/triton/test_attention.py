@@ -168,6 +168,22 @@ def test_chains_behind_earlier_levels_where_new_columns_are_apart(dim: int) -> N
     check(case, fresh, expected)
 
 
+@pytest.mark.parametrize("dim", [8, 16])
+def test_a_merge_of_several_rows_gives_the_bits_of_single_ones(dim: int) -> None:
+    """15 packed rows, so that the last program has fewer; more parts than sequences have columns for."""
+    made = torch.Generator().manual_seed(dim)
+    q, k, v = (torch.randn(2, rows, heads, dim, generator=made) for rows, heads in ((5, 6), (80, 2), (80, 2)))
+    length, mask = torch.tensor([70, 3]), torch.ones(2, 5, 5, dtype=torch.bool).tril()
+    rest = (k, v, length, mask, length.unsqueeze(1) + mask.sum(-1) - 1, 0.25, 0)
+    with configured(AttentionConfig(rows=16, bn=16, warps=4, stages=2, programs=64)):
+        single = own.tree_attention_cached(q, *rest)
+        with patch.object(own, "MERGED_FROM", 1):
+            several = own.tree_attention_cached(q, *rest)
+    assert torch.equal(several, single)
+    expected = ops.tree_attention_cached(*wide(q, k, v), length, *rest[3:], False)
+    torch.testing.assert_close(several.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=3, deadline=None)
 @given(cases(), st.sampled_from([16, 32, 64]), st.integers(0, 100))
 def test_pages_give_the_bits_of_contiguous_rows(case: Case, page: int, seed: int) -> None:

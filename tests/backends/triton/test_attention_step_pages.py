@@ -11,9 +11,17 @@ import torch
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.pages import row_of
+from specc.backends.triton.kernels.pages import pages_at, row_of
 from specc.backends.triton.ops import attention_step
-from specc.backends.triton.ops.attention_configs import SHORT, AttentionConfig, in_pages, step_config
+from specc.backends.triton.ops.attention import stages_of
+from specc.backends.triton.ops.attention_configs import (
+    SHORT,
+    TILES_OF_64,
+    AttentionConfig,
+    attention_config,
+    in_pages,
+    step_config,
+)
 from specc.backends.triton.ops.attention_paged import rope_attention_paged_, rope_attention_paged_linear_
 from specc.ir import ops
 from tests.backends.triton.test_attention_apart import APART, poisoned
@@ -26,6 +34,7 @@ KINDS: dict[str, AttentionConfig] = {
     "apart": replace(APART, bn=32),
     "one launch": STEP,
     "one launch, tiles of a page or more": replace(STEP, bn=64),
+    "one launch, look-ups in stages of their own": replace(STEP, bn=64, stages=4, staged=True),
     "a launch in front": replace(STEP, step=False),
     "a launch in front, new columns apart": replace(APART, bn=32, step=False),
 }
@@ -175,15 +184,77 @@ def test_no_entry_behind_a_tables_end_is_read(page: int) -> None:
     assert torch.equal(rows, torch.where(row < page, 3, 1) * page + row % page)
 
 
+@triton.jit
+def note_tile(table: Any, pool: Any, tile: Any, first: Any, C: Any, BN: tl.constexpr, D: tl.constexpr,
+              PAGE: tl.constexpr, STAGED: tl.constexpr) -> None:  # fmt: skip
+    """tile [BN,D]: the rows of columns first + [0, BN) of a pool [P,PAGE,D]."""
+    row = tl.arange(0, BN)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(tile + row, tl.load(pages_at(pool, table, first, C, D, D, BN, PAGE, STAGED)))
+
+
+def tile_of(pages: list[int], first: int, rows: int, staged: bool = False) -> Tensor:
+    """Row numbers of the pool that a tile of 64 rows has, where `pages` of 16 hold a sequence of so many rows; what
+    follows in memory names page 6."""
+    table = torch.tensor([*pages, *([6] * 64)], dtype=torch.int32)
+    pool = torch.arange(7 * 16, dtype=torch.float32).repeat_interleave(16).view(7, 16, 16)
+    tile = torch.full((64, 16), -1.0)
+    note_tile[(1,)](table, pool, tile, first, rows, BN=64, D=16, PAGE=16, STAGED=staged)
+    assert torch.equal(tile, tile[:, :1].expand(-1, 16))
+    return tile[:, 0].long()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("first", [0, 64])
+def test_a_tile_of_several_pages_has_the_rows_of_its_columns(first: int, staged: bool) -> None:
+    """In order, whatever the order of its pages is."""
+    pages = [3, 1, 5, 2, 0, 4, 1, 3]
+    expected = torch.tensor([pages[column // 16] * 16 + column % 16 for column in range(first, first + 64)])
+    assert torch.equal(tile_of(pages, first, 128, staged), expected)
+
+
+@pytest.mark.parametrize(("pages", "first"), [([3, 1, 5, 2, 0], 64), ([3, 1, 5, 2], 64), ([3, 1, 5, 2], 640), ([4], 0),
+                                              ([4, 2], 0), ([4, 2], 64)])  # fmt: skip
+def test_no_page_behind_a_tables_end_is_looked_up_for_a_tile(pages: list[int], first: int) -> None:
+    """A loop looks ahead to tiles that are not there, or of which the sequence has a part."""
+    assert set((tile_of(pages, first, 16 * len(pages)) // 16).tolist()) <= set(pages)
+
+
 def test_tiles_of_a_step_are_pages_that_are_large_enough() -> None:
     """Whose rows bulk copies take; contiguous caches, other kernels and larger pages have their own configurations."""
-    assert in_pages(SHORT, 64) == replace(SHORT, bn=64)
-    assert in_pages(SHORT, 16) == replace(SHORT, stages=3)
-    assert in_pages(SHORT, 0) == in_pages(SHORT, 128) == SHORT
+    assert in_pages(SHORT, 48, 64, 2048) == in_pages(SHORT, 48, 64, 1 << 20) == replace(SHORT, bn=64)
+    assert in_pages(SHORT, 48, 16, 2048) == replace(SHORT, stages=3)
+    assert in_pages(SHORT, 48, 0, 2048) == in_pages(SHORT, 48, 128, 2048) == in_pages(SHORT, 48, 0, 1 << 20) == SHORT
     for config in (KINDS["apart"], replace(SHORT, step=False)):
-        assert in_pages(config, 16) == config
+        assert in_pages(config, 48, 16, 2048) == config
     for dim in (64, 128):
         for page in (16, 32, 64, 128):
-            config = in_pages(step_config(dim, 48, 24, False, 2048), page)
+            config = step_config(dim, 48, 24, False, 2048, page)
             assert config.step
             assert config.bn % config.bt == 0
+
+
+def test_look_ups_have_stages_where_sequences_can_be_long() -> None:
+    """Each tile that is asked for ahead takes two: half as many where rows are read without them."""
+    for config in (SHORT, replace(SHORT, bn=64), replace(SHORT, step=False)):
+        for page in (16, 32):
+            long = in_pages(config, 48, page, 1 << 14)
+            assert long == replace(config, stages=8, staged=True)
+            assert (stages_of(long, True), stages_of(long, False)) == (8, 4)
+    assert step_config(128, 64, 8, False, 1 << 15, 16).staged
+    assert attention_config(128, 64, 8, False, 1 << 15, 16).staged
+    assert not attention_config(128, 65, 8, False, 1 << 15, 16).staged
+    assert not in_pages(KINDS["apart"], 48, 16, 1 << 14).staged
+    assert not in_pages(SHORT, 65, 16, 1 << 14).staged
+    assert stages_of(SHORT, True) == stages_of(SHORT, False) == 4
+
+
+def test_more_parts_where_sequences_can_be_long() -> None:
+    """One row and many rows have tiles of 128 columns; in pages of 64 a tile is one."""
+    assert step_config(64, 48, 24, False, 2048) == step_config(64, 3, 24, False, 512) == TILES_OF_64
+    long = step_config(64, 48, 24, False, 2049)
+    assert (long.bn, long.programs, long.least) == (64, 264, 2)
+    assert step_config(64, 48, 24, False, 8193) == SHORT
+    for groups in (8, 33, 132):
+        assert step_config(64, 48, groups, False, 2048) == step_config(64, 48, groups, False, 8192) == SHORT
+    assert step_config(64, 48, 24, False, 2048, 64) == TILES_OF_64
+    assert step_config(64, 48, 24, False, 2048, 16) == replace(TILES_OF_64, stages=3)
