@@ -6,6 +6,7 @@ Part of `specc bench tune --family delta`. A configuration is checked against fl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,10 +19,10 @@ from specc.bench.gpu_timing import Row, error, timed
 from specc.ir import ops
 
 APPLIES = (
-    (64, 64, 4, 3, True), (64, 64, 4, 3, False), (64, 32, 4, 4, True), (64, 32, 4, 4, False), (32, 64, 4, 3, False),
-    (32, 64, 2, 3, False), (16, 64, 2, 3, False), (16, 64, 4, 4, False),
+    (64, 64, 4, 3, True, True), (64, 64, 4, 2, True, False), (64, 32, 4, 3, True, False), (64, 32, 4, 4, True, False),
+    (64, 32, 4, 4, False, True), (64, 32, 4, 3, False, False), (32, 64, 4, 3, False, True), (16, 64, 2, 5, False, True),
 )  # fmt: skip
-"""(rows of the state, columns, warps, stages, bulk copies) of the second phase."""
+"""(rows of the state, columns, warps, stages, bulk copies, weights made inside) of the second phase."""
 COMMITS = (
     (32, 64, 4, 3), (32, 64, 4, 3, True), (32, 64, 4, 2, True), (64, 64, 4, 3, True),
     (16, 64, 4, 3), (64, 64, 4, 3), (32, 128, 4, 2), (16, 128, 4, 2), (16, 128, 2, 3), (16, 256, 4, 2),
@@ -36,8 +37,8 @@ def candidates(geometry: Geometry, batch: int) -> list[TreeConfig]:
     """The first phase as the table has it, every second phase."""
     first = table_config(geometry, 16, batch, True)
     return [
-        TreeConfig(bv, bk, warps, stages, first.prepare_warps, first.prepare_bk, bulk=bulk)
-        for bv, bk, warps, stages, bulk in APPLIES
+        replace(first, bv=bv, bk=bk, warps=warps, stages=stages, bulk=bulk, inside=inside)
+        for bv, bk, warps, stages, bulk, inside in APPLIES
         if bk <= geometry.keys and bv <= geometry.values
     ]
 

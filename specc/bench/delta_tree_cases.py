@@ -104,7 +104,7 @@ def phases(many: Sequence[Inputs], mask: Tensor, config: TreeConfig) -> Row:
         return {}
     works = [workspace(one.state, one.rows.v.shape[1]) for one in many]
     first = [
-        partial(launch_prepare, one.state, one.rows, mask, work, None, None, config)
+        partial(launch_prepare, one.state, one.rows, mask, work, None, config)
         for one, work in zip(many, works, strict=True)
     ]
     second = [

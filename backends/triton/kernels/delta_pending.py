@@ -16,12 +16,13 @@ from specc.backends.triton.kernels.dot import dot_pieces
 
 @triton.jit
 def path_rows(path, count, b, P, ROWS, R: tl.constexpr, PATH: tl.constexpr):
-    """(rows [R], keep [R] bool): the rows of a path that count, held inside [0, ROWS)."""
+    """(rows [R], keep [R] bool): a path's rows, held inside [0, ROWS), and which of them count. They do not wait for
+    it."""
     j = tl.arange(0, R)
     keep = (j < count) & (j < P)
-    rows = tl.where(keep, j, 0)
+    rows = j
     if PATH:
-        rows = tl.load(path + b * P + j, mask=keep, other=0).to(tl.int32)
+        rows = tl.load(path + b * P + j, mask=j < P, other=0).to(tl.int32)
     return tl.minimum(tl.maximum(rows, 0), ROWS - 1), keep
 
 

@@ -3,8 +3,7 @@
 A_ij = beta_i e^{G_i - G_j} (k_i . k_j) over proper ancestors j of i, P_ij = e^{G_i - G_j} (q_i . k_j) over ancestors
 and self. With X = (I + A)^-1 and R = beta v - beta e^G (K S^T), U = X R and O = e^G (Q S^T) + P U. The second phase
 applies [X; P X] to R in one product; rows come interleaved (X_0, (P X)_0, X_1, …), so that pairs of columns split in
-registers. X comes by forward substitution. Factors that are pending are further ancestors:
-S_p x = e^G S x + sum_j (w_j u_j) (k_j . x), design 09.
+registers. X comes by forward substitution.
 
 A program does little and everything waits for what stands before it: loads start together, and a substitution in
 registers replaces products of small matrices, each of which costs a microsecond with its exchanges of operands.
@@ -18,21 +17,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specc.backends.triton.kernels.delta_pending import left_over, path_rows
 from specc.backends.triton.kernels.delta_rows import EPS, ancestors, gate_values, touch
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, dot_rows, dot_vector
 from specc.backends.triton.kernels.linear_once import asked
 from specc.backends.triton.kernels.region_math import follow
 
-SCALARS = tl.constexpr(4)
-"""Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q; then one for e^G of what is
-pending."""
+SCALARS = tl.constexpr(3)
+"""Rows of T scalars behind the matrix in the workspace: beta, beta e^G r_k, e^G r_q."""
 
 
 @triton.jit
-def work_size(T: tl.constexpr, R: tl.constexpr):
-    """Floats per sequence and value head: the matrix, the scalars, R pending rows' part, and scratch."""
-    return 4 * T * T + SCALARS * T + R * (2 * T + 4)
+def work_size(T: tl.constexpr):
+    """Floats per sequence and value head: the matrix, the scalars, and scratch."""
+    return 4 * T * T + SCALARS * T
 
 
 @triton.jit
@@ -186,17 +183,33 @@ def asked_all(parts):
 
 
 @triton.jit
-def products(xk, xq, T: tl.constexpr):
-    """(X_k X_k^T, X_q X_k^T [T,T], sums of squares of the rows [T]) of rows in chunks."""
+def diagonal(x, T: tl.constexpr):
+    """[T] of [T,T]."""
+    row = tl.arange(0, T)
+    return tl.sum(tl.where(row[:, None] == row[None, :], x, 0.0), 1)
+
+
+@triton.jit
+def products(xk, xq, T: tl.constexpr, TENSOR: tl.constexpr):
+    """(X_k X_k^T, X_q X_k^T [T,T], sums of squares of the rows [T]) of rows in chunks.
+
+    TENSOR: the sums are diagonals, of X_k X_k^T and of a third product, which takes a third less instructions in all.
+    """
     gram = tl.zeros([T, T], tl.float32)
     cross = tl.zeros([T, T], tl.float32)
+    gram_q = tl.zeros([T, T], tl.float32)
     square_k = tl.zeros([T], tl.float32)
     square_q = tl.zeros([T], tl.float32)
     for c in tl.static_range(len(xk)):
         gram = dot_rows(xk[c], tl.trans(xk[c]), gram)
         cross = dot_rows(xq[c], tl.trans(xk[c]), cross)
-        square_k += squares(xk[c])
-        square_q += squares(xq[c])
+        if TENSOR:
+            gram_q = dot_rows(xq[c], tl.trans(xq[c]), gram_q)
+        else:
+            square_k += squares(xk[c])
+            square_q += squares(xq[c])
+    if TENSOR:
+        square_k, square_q = diagonal(gram, T), diagonal(gram_q, T)
     return gram, cross, square_k, square_q
 
 
@@ -212,71 +225,32 @@ def decay_ratios(seen, g, T: tl.constexpr):
     return tl.exp(tl.where(seen, between, float("-inf")))
 
 
-@triton.jit
-def prepare_pending(pending_k, pending_g, path, count, work, at_k, at_q, live, b, hv, head, P, ROWS, H, HV,
-                    K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
-                    PATH: tl.constexpr):  # fmt: skip
-    """What a verify needs of its pending factors: [R,2T] = x_j . x, the weights w_j r_j [R], and e^G."""
-    xk, xq = ask_rows(at_k, live, K, BK), ask_rows(at_q, live, K, BK)
-    rows, keep = path_rows(path, tl.load(count + b), b, P, ROWS, R, PATH)
-    g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
-    at_p = pending_k + ((b * ROWS + rows.to(tl.int64)) * H + head)[:, None] * K + tl.arange(0, BK)[None, :]
-    xp = ask_rows(at_p, keep, K, BK)
-    rates, decay = left_over(asked(g_rows).to(tl.float32), R)
-    xp, xk, xq = asked_all(xp), asked_all(xk), asked_all(xq)
-    with_k = tl.zeros([R, T], tl.float32)
-    with_q = tl.zeros([R, T], tl.float32)
-    square = tl.zeros([R], tl.float32)
-    for c in tl.static_range(len(xp)):
-        with_k = dot_rows(xp[c], tl.trans(xk[c]), with_k)
-        with_q = dot_rows(xp[c], tl.trans(xq[c]), with_q)
-        square += squares(xp[c])
-    weights = rates * tl.rsqrt(square + EPS)
-    row = tl.arange(0, R)
-    tl.store(work - T, decay)
-    at = row[:, None, None] * (2 * T) + tl.arange(0, T)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    tl.store(work + at, tl.join(with_k, with_q))
-    tl.store(work + R * 2 * T + row, weights)
+@triton.jit(do_not_specialize=["N"])
+def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, N, H, HV, stride_qb, stride_qt, stride_kb,
+                       stride_kt, stride_gb, stride_gt, stride_bb, stride_bt,
+                       K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, W: tl.constexpr,
+                       MASK: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Phase 1, one program per (value head, sequence): the matrix [2T,T] and its scalars into `work`. Grid (HV, B).
 
-
-@triton.jit(do_not_specialize=["N", "P", "ROWS"])
-def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending_k, pending_g, path, count,
-                       N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_gb, stride_gt,
-                       stride_bb, stride_bt,
-                       K: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
-                       W: tl.constexpr, MASK: tl.constexpr, GATE: tl.constexpr, PATH: tl.constexpr,
-                       PDL: tl.constexpr):  # fmt: skip
-    """Phase 1, one program per (value head, sequence): the matrix [2T,T], its scalars and the pending part into `work`.
-
-    Grid (HV, B), or (HV, B, 2) with R > 0 pending rows at most: the pending part is a program of its own. q, k
-    [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g where the gates are
+    q, k [B,N,H,K] and g, beta [B,N,HV] with strides for sequence and node; `g_out` [B,N,HV] gets g where the gates are
     computed here.
     """
     if PDL:
         # Phase 2 reads its own operands before it waits: they are complete when it starts.
         follow()
     hv, b = tl.program_id(0), tl.program_id(1)
-    head = hv // (HV // H)
     row = tl.arange(0, T)
     live = row < N
-    place = tl.arange(0, BK)[None, :] + head * K
-    at_k = k + b.to(tl.int64) * stride_kb + row[:, None] * stride_kt + place
-    at_q = q + b.to(tl.int64) * stride_qb + row[:, None] * stride_qt + place
-    work += (b * HV + hv) * work_size(T, R)
-    if R > 0 and tl.program_id(2) == 1:
-        prepare_pending(
-            pending_k, pending_g, path, count, work + 2 * T * T + SCALARS * T, at_k, at_q, live, b, hv, head,
-            P, ROWS, H, HV, K, T, R, BK, PATH,
-        )  # fmt: skip
-        return
+    place = tl.arange(0, BK)[None, :] + hv // (HV // H) * K
     # Whatever is moved between threads is waited for where it stands: all loads come first, the mask's as the last.
-    xk, xq = ask_rows(at_k, live, K, BK), ask_rows(at_q, live, K, BK)
+    xk = ask_rows(k + b.to(tl.int64) * stride_kb + row[:, None] * stride_kt + place, live, K, BK)
+    xq = ask_rows(q + b.to(tl.int64) * stride_qb + row[:, None] * stride_qt + place, live, K, BK)
     if GATE > 0:
         rate, bias = tl.load(a_log + hv).to(tl.float32), tl.load(dt_bias + hv).to(tl.float32)
     g_rows = tl.load(g + b * stride_gb + row * stride_gt + hv, mask=live, other=0.0)
     beta_rows = tl.load(beta + b * stride_bb + row * stride_bt + hv, mask=live, other=0.0)
     seen = ancestors(mask, b, N, T, MASK).to(tl.int32)
-    gram, cross, square_k, square_q = products(asked_all(xk), asked_all(xq), T)
+    gram, cross, square_k, square_q = products(asked_all(xk), asked_all(xq), T, xk[0].dtype == tl.bfloat16)
     seen = asked(seen) != 0
     g_rows, beta_rows = asked(g_rows).to(tl.float32), asked(beta_rows).to(tl.float32)
     if GATE > 0:
@@ -286,8 +260,8 @@ def delta_tree_prepare(q, k, g, beta, mask, a_log, dt_bias, g_out, work, pending
     norm_k, norm_q = tl.rsqrt(square_k + EPS), tl.rsqrt(square_q + EPS) * (K**-0.5)
     ratio = decay_ratios(seen, g_rows, T) * norm_k[None, :]
     lower = tl.where(row[None, :] < row[:, None], (beta_rows * norm_k)[:, None] * ratio * gram, 0.0)
-    outer = norm_q[:, None] * ratio * cross
-    solve(lower, outer, work, work + work_size(T, R) - 2 * T * T, T, LEVELS, W)
+    work += (b * HV + hv) * work_size(T)
+    solve(lower, norm_q[:, None] * ratio * cross, work, work + work_size(T) - 2 * T * T, T, LEVELS, W)
     decay = tl.exp(tl.sum(tl.where(seen, g_rows[None, :], 0.0), 1))
     work += 2 * T * T
     tl.store(work + row, beta_rows)

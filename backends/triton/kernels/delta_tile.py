@@ -210,6 +210,62 @@ def get_six(at):
 
 
 @triton.jit
+def room(BYTES: tl.constexpr):
+    """The address (int32) of BYTES, at most 48 KB, of shared memory, which are this program's as long as it runs."""
+    declared: tl.constexpr = f"{{.shared .align 16 .b8 near[{BYTES}]; mov.u32 $0, near;}}"
+    return tl.inline_asm_elementwise(declared, "=r,r", [0], tl.int32, False, 1)
+
+
+@triton.jit
+def put_near(at, x):
+    """Float32 numbers to addresses in shared memory, from where they lie in threads."""
+    tl.inline_asm_elementwise("st.shared.f32 [$1], $2; mov.u32 $0, 0;", "=r,r,f", [at, x], tl.int32, False, 1)
+
+
+@triton.jit
+def get_near(at):
+    """A float32 number from each address in shared memory."""
+    return tl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], tl.float32, False, 1)
+
+
+@triton.jit
+def get_six_near(at):
+    """Six float32 numbers from one address in shared memory (a multiple of 16) on."""
+    return tl.inline_asm_elementwise(
+        "ld.shared.v4.f32 {$0, $1, $2, $3}, [$6]; ld.shared.v2.f32 {$4, $5}, [$6+16];", "=&f,=&f,=&f,=&f,=f,=f,r",
+        [at], (tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def put_row_near(at, row, C: tl.constexpr, E: tl.constexpr):
+    """Rows as 4 C tensors [W,L] float32 to shared memory, from the addresses [W,L] of each lane's first number on."""
+    for c in tl.static_range(C):
+        tl.inline_asm_elementwise(
+            "st.shared.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,f,f,f,f",
+            [at + c * (E * 4), row[4 * c], row[4 * c + 1], row[4 * c + 2], row[4 * c + 3]], tl.int32, False, 1,
+        )  # fmt: skip
+
+
+@triton.jit
+def four_near(at, further: tl.constexpr):
+    """Four float32 numbers from `further` bytes behind each address in shared memory on."""
+    code: tl.constexpr = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4+{further}];"
+    return tl.inline_asm_elementwise(
+        code, "=f,=f,=f,=f,r", [at], (tl.float32, tl.float32, tl.float32, tl.float32), False, 1
+    )
+
+
+@triton.jit
+def row_near(at, further: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """The row of `put_row_near` from `further` bytes behind the addresses [1,L] of each lane's first number on."""
+    row = ()
+    for c in tl.static_range(C):
+        row = row + four_near(at, further + c * (E * 4))
+    return row
+
+
+@triton.jit
 def swapped(x, D: tl.constexpr):
     """x [W,L] of the lane whose number differs from one's own in the bits of D."""
     lane = tl.arange(0, x.shape[1])[None, :] ^ D
@@ -261,10 +317,11 @@ def token_sums(xk, xq, C: tl.constexpr, W: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def token_numbers(square_k, square_q, shared, g, beta, K: tl.constexpr):
-    """(e^g, r_k, -r_k e^g, r_q, beta, x_k . x_q): what of a token's step no state changes; numbers or tensors."""
+    """(e^g, r_k, -r_k e^g, r_q e^g, beta, r_q x_k . x_q): what of a token's step no state changes; numbers or tensors.
+    r_q has the query's scale K^-1/2."""
     decay = tl.exp(g)
-    norm = tl.rsqrt(square_k + EPS)
-    return decay, norm, -norm * decay, tl.rsqrt(square_q + EPS) * (K**-0.5), beta, shared
+    norm, scale = tl.rsqrt(square_k + EPS), tl.rsqrt(square_q + EPS) * (K**-0.5)
+    return decay, norm, -norm * decay, scale * decay, beta, scale * shared
 
 
 @triton.jit
@@ -284,9 +341,10 @@ def tile_step(tile, xk, xq, value, numbers, W: tl.constexpr, R: tl.constexpr, C:
 
     k = r x with the inverse norm r outside the products (design 04). Both products are with the tile as it comes in, so
     that their sums run side by side: u = beta (v - r d S x_k), w = r u, S' = d S + w x_k^T and
-    S' x_q = d S x_q + w (x_k . x_q); fading is -r d.
+    S' x_q = d S x_q + w (x_k . x_q); fading is -r d. With the query's inverse norm and scale s, reading is s d and
+    shared s x_k . x_q.
     """
-    decay, norm, fading, scale, beta, shared = numbers
+    decay, norm, fading, reading, beta, shared = numbers
     old, read = (), ()
     for r in tl.static_range(R):
         sum_k, sum_q = tl.zeros([W, L], tl.float32), tl.zeros([W, L], tl.float32)
@@ -296,7 +354,7 @@ def tile_step(tile, xk, xq, value, numbers, W: tl.constexpr, R: tl.constexpr, C:
         old, read = old + (sum_k,), read + (sum_q,)
     u = beta * tl.fma(fading, row_sum(old, R, L), value)
     weighted = u * norm
-    output = scale * tl.fma(weighted, shared, decay * row_sum(read, R, L))
+    output = tl.fma(weighted, shared, reading * row_sum(read, R, L))
     return output, u, updated(tile, xk, decay, spread(weighted, R, L), R, C)
 
 

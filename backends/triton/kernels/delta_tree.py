@@ -5,8 +5,8 @@ a node side by side), so that each piece of the state feeds one product. Values 
 warpgroup products with the state in registers (design 09, "Triton on sm_90"). With PDL the state streams while phase 1
 runs; what phase 1 wrote is read behind `gdc_wait`.
 
-Factors that are pending are folded into the chunk that has just been multiplied: a state that is due is read once and
-written once.
+Factors that are pending are folded into each chunk before it is multiplied, so that the first phase need not know of
+them. Where a state is due the chunk is written, too: it is read once and written once.
 """
 
 # Triton's language, not Python's types.
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from specc.backends.triton.kernels.delta_pending import fold, left_over, path_rows
 from specc.backends.triton.kernels.delta_rows import EPS
-from specc.backends.triton.kernels.delta_solve import SCALARS, ask_rows, load_chunk, squares, work_size
+from specc.backends.triton.kernels.delta_solve import ask_rows, load_chunk, squares, work_size
 from specc.backends.triton.kernels.dot import dot_float32, dot_pieces, rounded
 from specc.backends.triton.kernels.linear_once import asked
 
@@ -66,21 +66,42 @@ def load_either(state_box, at_row, first, at_state, value, column, K: tl.constex
 
 
 @triton.jit
-def stream_fold(state_box, at_row, at_state, at_x, twice, at_rows, keep, weighted, decay, value, K: tl.constexpr,
-                V: tl.constexpr, T: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr,
-                TMA: tl.constexpr):  # fmt: skip
-    """As `stream`; every chunk is written with the pending factors folded in."""
+def fold_weights(keys, g_rows, R: tl.constexpr):
+    """(w_j r_j [R], e^G) of pending rows, keys [R,K] in chunks."""
+    square = tl.zeros([R], tl.float32)
+    for c in tl.static_range(len(keys)):
+        square += squares(asked(keys[c]))
+    rates, left = left_over(asked(g_rows).to(tl.float32), R)
+    return rates * tl.rsqrt(square + EPS), left
+
+
+@triton.jit
+def stream_fold(state_box, at_row, at_state, at_x, twice, at_rows, keep, u_rows, keys, g_rows, value, due,
+                K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+                PIECES: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, INSIDE: tl.constexpr):  # fmt: skip
+    """S* [x_k; x_q] over K in chunks: [BV,2T]. S* is the state with the pending factors folded in, written if `due`."""
     acc = tl.zeros([BV, 2 * T], tl.float32)
-    for first in tl.range(0, K, BK):
+    weighted, left = tl.zeros([BV, R], tl.float32), 0.0
+    if not INSIDE:
+        weights, left = fold_weights(keys, g_rows, R)
+        weighted = asked(u_rows) * weights[None, :]
+    # With their number stages are for all loads; else not for the state, which a product has as its summand.
+    for first in tl.range(0, K, BK, num_stages=STAGES):
         column = tl.arange(0, BK)[None, :] + first
         state = load_either(state_box, at_row, first, at_state, value, column, K, V, BV, BK, TMA)
         rows = load_chunk(at_rows + first, keep, column, K, BK)
-        acc = dot_pieces(state, tl.trans(load_chunk(at_x + first, twice, column, K, BK)), acc, PIECES)
-        after = fold(state, weighted, rows, decay)
-        if TMA:
-            state_box.store([at_row, first], after)
-        else:
-            store_state(at_state + first, after, value, column, K, V, BV, BK)
+        x = load_chunk(at_x + first, twice, column, K, BK)
+        if INSIDE and first == 0:
+            # Here the first chunks are on their way.
+            weights, left = fold_weights(keys, g_rows, R)
+            weighted = asked(u_rows) * weights[None, :]
+        after = fold(state, weighted, rows, left)
+        acc = dot_pieces(after, tl.trans(x), acc, PIECES)
+        if due:
+            if TMA:
+                state_box.store([at_row, first], after)
+            else:
+                store_state(at_state + first, after, value, column, K, V, BV, BK)
     return acc
 
 
@@ -92,30 +113,15 @@ def load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V: tl.constexpr)
 
 
 @triton.jit
-def own_weights(at_rows, keep, g_rows, K: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
-    """(w_j r_j [R], e^G) of pending rows, as phase 1 has them: a fold does not wait for it, which never reads the
-    state."""
-    square = tl.zeros([R], tl.float32)
-    parts = ask_rows(at_rows, keep, K, BK)
-    for c in tl.static_range(len(parts)):
-        square += squares(asked(parts[c]))
-    rates, left = left_over(asked(g_rows).to(tl.float32), R)
-    return rates * tl.rsqrt(square + EPS), left
-
-
-@triton.jit
-def tail(acc, weighted, decay, values, work, N, BV: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
-    """(o, u) [BV,T] from S [x_k; x_q] [BV,2T]: R = beta v - beta e^G r_k (S x_k), then [X; P X] R. Pending factors
-    `weighted` [BV,R] act as further ancestors. All loads come before anything is looked at."""
+def tail(acc, values, work, N, BV: tl.constexpr, T: tl.constexpr):
+    """(o, u) [BV,T] from S [x_k; x_q] [BV,2T]: R = beta v - beta e^G r_k (S x_k), then [X; P X] R. All loads come
+    first."""
     row, twice = tl.arange(0, T), tl.arange(0, 2 * T)[None, :]
     matrix = tl.load(work + row[:, None] + twice * T)
     work += 2 * T * T
     beta = tl.load(work + row)
     scaled_k = tl.load(work + T + row)
     scaled_q = tl.load(work + 2 * T + row)
-    if R > 0:
-        near = tl.load(work + SCALARS * T + tl.arange(0, R)[:, None] * (2 * T) + twice)
-        acc = dot_float32(weighted, asked(near), acc * decay)
     read_k, read_q = tl.split(acc.reshape(BV, T, 2))
     rest = beta[None, :] * values - scaled_k[None, :] * read_k
     both = dot_float32(tl.where(row[None, :] < N, rest, 0.0), matrix, tl.zeros([BV, 2 * T], tl.float32))
@@ -127,12 +133,14 @@ def tail(acc, weighted, decay, values, work, N, BV: tl.constexpr, T: tl.constexp
 def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u, pending_g, path, count, window,
                      N, P, ROWS, H, HV, stride_qb, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt,
                      K: tl.constexpr, V: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
-                     BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, PATH: tl.constexpr,
-                     TMA: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                     BV: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
+                     WINDOW: tl.constexpr, PATH: tl.constexpr, TMA: tl.constexpr, INSIDE: tl.constexpr,
+                     PDL: tl.constexpr):  # fmt: skip
     """Grid (V / BV, HV, B). o [B,N,HV,V], u [B,N,HV,V] float32; `state` [B,HV,V,K] is written where folds are due, TMA:
     through its descriptor `state_box`.
 
     `work`: what phase 1 wrote. R = 0: nothing is pending; else R >= P, the length of a path through ROWS pending rows.
+    Without WINDOW every sequence is due, one that has none pending too (it writes what it has read).
     """
     hv, b = tl.program_id(1), tl.program_id(2)
     head = hv // (HV // H)
@@ -150,31 +158,24 @@ def delta_tree_apply(state, state_box, q, k, v, work, o, u, pending_k, pending_u
         q + b.to(tl.int64) * stride_qb + place + (twin // 2) * stride_qt,
     )
     twice = tl.arange(0, 2 * T) // 2 < N
-    work += (b * HV + hv) * work_size(T, R)
-    more = work + 2 * T * T + SCALARS * T
-    weighted, decay = 0.0, 0.0
     if R > 0:
         waiting = tl.load(count + b)
         rows, keep = path_rows(path, waiting, b, P, ROWS, R, PATH)
         u_rows = load_factors(pending_u, rows, keep, value, b, hv, ROWS, HV, V)
-        due = waiting >= tl.maximum(window, 1)
-    if R > 0 and due:
         at_rows = pending_k + ((b * ROWS + rows.to(tl.int64)) * H * K)[:, None] + place
+        keys = ask_rows(at_rows, keep, K, BK)
         g_rows = tl.load(pending_g + (b * ROWS + rows) * HV + hv, mask=keep, other=0.0)
-        weights, left = own_weights(at_rows, keep, g_rows, K, R, BK)
+        due = not WINDOW or waiting >= window
         at_row = ((b * HV + hv) * V + tl.program_id(0) * BV).to(tl.int32)
         acc = stream_fold(
-            state_box, at_row, at_state, at_x, twice, at_rows, keep, asked(u_rows) * weights[None, :], left,
-            value, K, V, T, BV, BK, PIECES, TMA,
+            state_box, at_row, at_state, at_x, twice, at_rows, keep, u_rows, keys, g_rows, value, due,
+            K, V, T, R, BV, BK, PIECES, STAGES, TMA, INSIDE,
         )  # fmt: skip
     else:
         acc = stream(at_state, at_x, twice, value, K, V, T, BV, BK, PIECES)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if R > 0:
-        decay = tl.load(more - T)
-        weighted = asked(u_rows) * tl.load(more + R * 2 * T + tl.arange(0, R))[None, :]
-    outputs, own = tail(acc, weighted, decay, asked(values).to(tl.float32), work, N, BV, T, R)
+    outputs, own = tail(acc, asked(values).to(tl.float32), work + (b * HV + hv) * work_size(T), N, BV, T)
     at_out = (b * N + row[None, :]).to(tl.int64) * (HV * V) + hv * V + value[:, None]
     tl.store(u + at_out, own, mask=inside)
     tl.store(o + at_out, rounded(outputs, o), mask=inside)

@@ -72,7 +72,7 @@ def delta_tree_whole(state, q, k, v, g, beta, mask, a_log, dt_bias, g_out, work,
     values = tl.load(v + at_value, mask=inside, other=0.0)
     seen = ancestors(mask, b, N, T, MASK).to(tl.int32)
     xk, xq = asked_all(xk), asked_all(xq)
-    gram, cross, square_k, square_q = products(xk, xq, T)
+    gram, cross, square_k, square_q = products(xk, xq, T, False)
     read_k, read_q = read_state(parts, xk, xq, T, PIECES)
     seen = asked(seen) != 0
     g_rows, beta_rows = asked(g_rows).to(tl.float32), asked(beta_rows).to(tl.float32)

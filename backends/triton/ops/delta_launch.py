@@ -28,6 +28,8 @@ from specc.backends.triton.ops.delta_tables import (
 Tensor = torch.Tensor
 BULK = 16
 """Bytes that addresses and rows of bulk copies are multiples of."""
+SHARED = 48 << 10
+"""Bytes of shared memory that a kernel may declare."""
 BLOCK = 16
 """Nodes of a chain whose norms and gates a walk computes at once, at least."""
 
@@ -132,7 +134,11 @@ def launch_walk(
     size = max(at_once, BLOCK)
     if ordered:
         size = power_of_two(max(nodes, steps, at_once, BLOCK))
-    work = torch.empty(1 if one else math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device)
+    near = nodes <= size and not (one or ordered or interpreted())
+    near = near and size * (2 * parts * across + NUMBERS.value + held * at_once) * 4 <= SHARED
+    work = torch.empty(
+        1 if one or near else math.prod(grid) * size * NUMBERS.value, dtype=torch.float32, device=state.device
+    )
     dependent = not interpreted() if settled else False
     delta_walk[grid](
         state, q, k, v, g, beta,
@@ -153,57 +159,45 @@ def launch_walk(
         K=keys, V=values, W=at_once, R=held, C=parts, E=across, NT=size, TB=max(at_once, BLOCK),
         ORDER=order is not None, TREE=parent_row is not None, GATE=0 if gate is None else gate.scale,
         STATES=keep, AFTER=after is not None, PENDING=pending is not None, PATH=path is not None,
-        ONE=one, SHORT=nodes <= size, DEPENDENT=dependent,
+        ONE=one, SHORT=nodes <= size, NEAR=near, DEPENDENT=dependent,
         num_warps=at_once * across // 128, num_stages=1, maxnreg=config.registers, **(PDL if dependent else {}),
     )  # fmt: skip
 
 
-def workspace(state: Tensor, nodes: int, pending: Pending | None = None) -> Tensor:
+def workspace(state: Tensor, nodes: int) -> Tensor:
     """Room for what the tree schedule's first phase tells the second."""
     tile = power_of_two(nodes, 16)
-    room = 0 if pending is None else pending_room(pending)
-    floats = 4 * tile * tile + 4 * tile + room * (2 * tile + 4)
+    floats = 4 * tile * tile + 3 * tile
     return torch.empty(state.shape[0] * state.shape[1] * floats, dtype=torch.float32, device=state.device)
 
 
-def pending_room(pending: Pending) -> int:
-    """R of the kernels: a power of two that no path through pending rows exceeds."""
+def pending_room(pending: Pending | None) -> int:
+    """R of the kernels: a power of two that no path through pending rows exceeds; 0: nothing is pending."""
+    if pending is None:
+        return 0
     return power_of_two(pending.k.shape[1] if pending.path is None else pending.path.shape[1], 16)
 
 
 def launch_prepare(
-    state: Tensor,
-    rows: Rows,
-    mask: Tensor | None,
-    work: Tensor,
-    pending: Pending | None,
-    gate: Gate | None,
-    config: TreeConfig,
+    state: Tensor, rows: Rows, mask: Tensor | None, work: Tensor, gate: Gate | None, config: TreeConfig
 ) -> None:
-    """The tree schedule's first phase: the N x N part into `work`.."""
+    """The tree schedule's first phase: the N x N part into `work`."""
     q, k, v, g, beta = rows
     batch, nodes, heads, keys = k.shape
     value_heads, tile = v.shape[2], power_of_two(nodes, 16)
-    waiting = pending or Pending(state, state, state, None, state, 0)
-    path = waiting.path
-    rows_kept = 0 if pending is None else pending.k.shape[1]
     beside = not interpreted()
     # One warp has no registers left for the gates.
     warps = config.prepare_warps if gate is None else max(config.prepare_warps, 2)
-    delta_tree_prepare[(value_heads, batch, 1 if pending is None else 2)](
+    delta_tree_prepare[(value_heads, batch)](
         q, k, g, beta, as_bytes(mask, state),
         state if gate is None else gate.a_log,
         state if gate is None else gate.dt_bias,
         state if gate is None else gate.out,
-        work, waiting.k, waiting.g,
-        state if path is None else path,
-        waiting.count, nodes, rows_kept if path is None else path.shape[1], rows_kept, heads, value_heads,
+        work, nodes, heads, value_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), g.stride(0), g.stride(1), beta.stride(0), beta.stride(1),
-        K=keys, T=tile, LEVELS=tile.bit_length() - 1, R=0 if pending is None else pending_room(pending),
-        BK=min(power_of_two(keys, 16), config.prepare_bk),
-        W=max(32 * warps, tile),
-        MASK=mask is not None, GATE=0 if gate is None else gate.scale, PATH=path is not None, PDL=beside,
-        num_warps=warps, **(PDL if beside else {}),
+        K=keys, T=tile, LEVELS=tile.bit_length() - 1, BK=min(power_of_two(keys, 16), config.prepare_bk),
+        W=max(32 * warps, tile), MASK=mask is not None, GATE=0 if gate is None else gate.scale, PDL=beside,
+        num_warps=warps, maxnreg=config.prepare_registers, **(PDL if beside else {}),
     )  # fmt: skip
 
 
@@ -236,8 +230,8 @@ def launch_apply(
         waiting.count, waiting.window, nodes, rows_kept if path is None else path.shape[1], rows_kept,
         heads, value_heads, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         K=keys, V=values, T=power_of_two(nodes, 16),
-        R=0 if pending is None else pending_room(pending), BV=block, BK=width,
-        PIECES=config.pieces, PATH=path is not None, TMA=boxes is not None, PDL=beside,
+        R=pending_room(pending), BV=block, BK=width, PIECES=config.pieces, STAGES=config.stages,
+        WINDOW=waiting.window > 1, PATH=path is not None, TMA=boxes is not None, INSIDE=config.inside, PDL=beside,
         num_warps=config.warps, num_stages=config.stages, **(PDL if beside else {}),
     )  # fmt: skip
 
@@ -286,8 +280,8 @@ def launch_tree(
     if config.whole and pending is None:
         launch_whole(state, rows, mask, o, u, gate, config)
         return
-    work = workspace(state, nodes, pending)
-    launch_prepare(state, rows, mask, work, pending, gate, config)
+    work = workspace(state, nodes)
+    launch_prepare(state, rows, mask, work, gate, config)
     launch_apply(state, rows, work, o, u, pending, config)
 
 

@@ -16,7 +16,9 @@ ALWAYS = 1 << 30
 @dataclass(frozen=True, slots=True)
 class TreeConfig:
     """The tree schedule: tiles [bv,bk] of the state in the second phase; `pieces`: bfloat16 pieces of the state;
-    `whole`: both phases in one program for each tile; `bulk`: tiles that are folded come and go by bulk copies."""
+    `whole`: both phases in one program for each tile; `bulk`: tiles that are folded come and go by bulk copies;
+    `inside`: a fold's weights are made when the first chunks are on their way, which takes some 30 registers more;
+    `prepare_registers`: those of the first phase's threads, where the compiler by itself is content with too few."""
 
     bv: int
     bk: int
@@ -27,6 +29,8 @@ class TreeConfig:
     pieces: int = 2
     whole: bool = False
     bulk: bool = False
+    inside: bool = True
+    prepare_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,14 @@ WALK: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
     ),
     (256, 256): (
         (16, WalkConfig(bv=8, e=64, warps=4, registers=128)),
-        (32, WalkConfig(bv=16, e=64, warps=4)),
+        (32, WalkConfig(bv=16, e=64, warps=4, registers=128)),
         (ALWAYS, WalkConfig(bv=32, e=64, warps=4, registers=128)),
     ),
 }
 """By (K, V): configurations with the largest number of value heads times sequences that they are for.
 
-On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 8.0 / 22.8 / 74, Qwen3-Next
-(K = 128) 8.1 / 24.1 / 76.
+On an H200, microseconds for chains of 16 tokens at 1 / 8 / 32 rows: GDN-1.3B (K = 256) 7.5 / 20.3 / 64.4, Qwen3-Next
+(K = 128) 7.0 / 21.4 / 68.2.
 """
 FORKED: Mapping[tuple[int, int], tuple[tuple[int, WalkConfig], ...]] = {
     (128, 128): (
@@ -98,7 +102,10 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
     (128, 128, 16): (
         (64, TreeConfig(bv=32, bk=128, warps=4, stages=1, whole=True)),
         (512, TreeConfig(bv=128, bk=32, warps=4, stages=3, prepare_warps=2, prepare_bk=128)),
-        (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=1, prepare_bk=128)),
+        (
+            ALWAYS,
+            TreeConfig(bv=64, bk=32, warps=4, stages=3, prepare_warps=1, prepare_bk=128, prepare_registers=128),
+        ),
     ),
     (256, 256, 16): (
         (16, TreeConfig(bv=16, bk=128, warps=4, stages=1, whole=True)),
@@ -120,14 +127,27 @@ TREE: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
 }
 """By (K, V, T): configurations with the largest number of value heads times sequences that they are for.
 
-On an H200, microseconds at 1 / 8 / 32 rows: 16 nodes GDN-1.3B (K = 256) 5.2 / 9.4 / 25.8, Qwen3-Next (K = 128) 5.0 /
-9.5 / 33.7; 32 nodes 8.3 / 12.9 / 40.6 and 8.0 / 18.4 / 67.2.
+On an H200, microseconds at 1 / 8 / 32 rows: 16 nodes GDN-1.3B (K = 256) 5.2 / 9.6 / 27.2, Qwen3-Next (K = 128) 5.0 /
+10.5 / 31.6; 32 nodes 8.3 / 13.3 / 40.8 and 8.1 / 17.1 / 66.1.
 """
 PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
     (128, 128, 16): (
         (32, TreeConfig(bv=32, bk=64, warps=4, stages=3, prepare_warps=2, prepare_bk=128)),
         (512, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=2, prepare_bk=128)),
-        (ALWAYS, TreeConfig(bv=64, bk=32, warps=4, stages=4, prepare_warps=1, prepare_bk=128)),
+        (
+            ALWAYS,
+            TreeConfig(
+                bv=64,
+                bk=32,
+                warps=4,
+                stages=3,
+                prepare_warps=1,
+                prepare_bk=128,
+                bulk=True,
+                inside=False,
+                prepare_registers=128,
+            ),
+        ),
     ),
     (256, 256, 16): (
         (16, TreeConfig(bv=16, bk=64, warps=2, stages=5, prepare_warps=4, prepare_bk=256)),
@@ -141,8 +161,8 @@ PENDING: Mapping[tuple[int, int, int], tuple[tuple[int, TreeConfig], ...]] = {
 }
 """With factors pending.
 
-On an H200, microseconds at 1 / 8 / 32 rows with eight of them folded: GDN-1.3B 8.4 / 18.4 / 51.3, Qwen3-Next 8.0 / 20.2
-/ 67.4.
+On an H200, microseconds at 1 / 8 / 32 rows with eight of them folded: GDN-1.3B 7.3 / 15.9 / 48.2, Qwen3-Next 7.2 / 16.3
+/ 54.7.
 """
 
 

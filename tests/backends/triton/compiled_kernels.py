@@ -35,9 +35,9 @@ def calls(group: str, keys: int) -> Iterator[tuple[str, Call]]:
     o, u = outputs_of(state, rows)
     path, count = torch.empty(2, 9, dtype=torch.int64), torch.empty(2, dtype=torch.int64)
     mask, parent_row = torch.empty(2, nodes, nodes, dtype=torch.bool), torch.empty(2, nodes, dtype=torch.int64)
-    pending = Pending(rows.k, u, rows.g, path, count, 1)
-    if name in ("tree", "pending"):
-        waiting = pending if name == "pending" else None
+    pending = Pending(rows.k, u, rows.g, path, count, 3 if name == "windowed" else 1)
+    if name in ("tree", "pending", "windowed"):
+        waiting = None if name == "tree" else pending
         for _, config in (PENDING if waiting else TREE)[(keys, keys, nodes)]:
             yield str(config), partial(launch_tree, state, rows, mask, o, u, waiting, config=config)
     elif name == "walk":

@@ -29,13 +29,16 @@ def early(text: str, pointer: str) -> list[str]:
 
 
 def seen(keys: int) -> dict[str, dict[str, object]]:
-    """For a verify and one with factors pending: how many waits there are, and what is loaded in front of the first."""
+    """For a verify without and with factors pending: the number of waits, and what is loaded in front of the first."""
     state, rows = operands((8, 8), keys, 16)
     state, rows = state.repeat(16, 1, 1, 1), type(rows)(*(x.repeat(16, *[1] * (x.dim() - 1)) for x in rows))
     o, u = outputs_of(state, rows)
     count = rows.g[:, 0, 0].long()
     found: dict[str, dict[str, object]] = {}
-    for name, pending in (("verify", None), ("pending", Pending(rows.k, u, rows.g, None, count, 1))):
+    waiting = {"verify": None} | {
+        name: Pending(rows.k, u, rows.g, None, count, window) for name, window in (("deferred", 1), ("windowed", 3))
+    }
+    for name, pending in waiting.items():
         with recording() as launches:
             launch_tree(state, rows, None, o, u, pending)
         text = compiled(launches[-1]).asm["ttgir"]

@@ -1,7 +1,8 @@
 """Lowers walks of one size for sm_90 without a GPU, and prints, as JSON, how their numbers lie in threads and move.
 
 For each launch: `lanes`, inline assembly that moves numbers between threads; `conversions` of floating-point tensors
-from one layout to another; `gathers` along a row, and `apart` those whose row lies in more than one warp.
+from one layout to another; `gathers` along a row, and `apart` those whose row lies in more than one warp; `near`,
+bytes of shared memory that it declares for itself.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def seen(text: str) -> dict[str, int]:
         "conversions": len(re.findall(r"ttg\.convert_layout .*-> tensor<[\dx]*x(?:b?f)\d+", text)),
         "apart": sum(re.search(r"warpsPerCTA = \[\d+, 1\]", layouts[one]) is None for one in gathers),
         "gathers": len(gathers),
+        "near": sum(int(size) for size in re.findall(r"near\[(\d+)\]", "".join(assembly))),
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.backends.triton.apart import printed
 
-GROUPS = ("tree 16", "tree 32", "pending 16", "walk", "commit", "conv")
+GROUPS = ("tree 16", "tree 32", "pending 16", "windowed 16", "walk", "commit", "conv")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ target: {family: gated_deltanet, config: {num_hidden_layers: 2, hidden_size: 32,
 draft: {method: prompt_lookup, tree: dynamic, num_speculative_tokens: 5, num_steps: 3, top_k: 2,
   ngram: {min: 1, max: 3}}
 accept: {method: greedy, stop_tokens: [5]}
+verify: {recurrence: tree}
 commit: {state: factors, update: deferred}
 runtime: {max_batch_size: 2, max_sequence_length: 48, dtype: float32}
 """
