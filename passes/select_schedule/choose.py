@@ -71,16 +71,11 @@ class Choice:
         ]
 
     def _line(self, item: Estimate) -> str:
-        source = ""
-        if item.measured:
-            source = (
-                "; corrected by serial's measured times"
-                if item.schedule == "hybrid"
-                else "; corrected by measured times"
-            )
+        source = "; corrected by measured times" if item.measured else ""
+        launches = "1 launch" if item.launches == 1 else f"{item.launches} launches"
         products = f", {item.matrix_flops / 1e6:.3g} Mflop in matrix products" if item.matrix_flops else ""
         return (
-            f"{item.schedule}: {item.microseconds:.1f} us a layer on {self.device}: {item.launches} launches, "
+            f"{item.schedule}: {item.microseconds:.1f} us a layer on {self.device}: {launches}, "
             f"{item.tiles.steps} steps, {item.tiles.read} state tiles read and {item.tiles.written} written a sequence"
             f"{products}{source}"
         )

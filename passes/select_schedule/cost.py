@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import log2
 
 from specc.passes.select_schedule.measured import DEVICES, H200, Device, DeviceName, Point, Sizes
-from specc.passes.select_schedule.tiles import Schedule, Tiles, chain_rows, verify_tiles
+from specc.passes.select_schedule.tiles import Schedule, Tiles, verify_tiles
 
 STEP_OPERATIONS = 7  # per element of the state: decay, S k (2), + u k^T (2), S q (2)
 PIECES = 3  # bfloat16 pieces of an operand that keep float32 accuracy
@@ -56,12 +56,10 @@ def matrix_flops(sizes: Sizes, nodes: int, keep: bool) -> float:
 
 
 def _launches(schedule: Schedule, case: Case, device: Device) -> int:
-    """Replay starts a kernel per level of the tree, the others one per layer; torch ops count on a CPU."""
-    nodes = len(case.parent_row)
-    levels = _levels(case.parent_row)
-    own = {"replay": levels, "serial": 1, "hybrid": 1, "tree": 1}[schedule]
+    """One kernel per layer, two for the tree's phases; torch ops count on a CPU."""
     if not device.launches_per_step:
-        return own
+        return 2 if schedule == "tree" else 1
+    nodes, levels = len(case.parent_row), _levels(case.parent_row)
     steps = {"replay": levels, "serial": nodes, "hybrid": case.batch * nodes, "tree": 3}[schedule]
     return steps * device.launches_per_step
 
@@ -73,9 +71,18 @@ def _levels(parent_row: Sequence[int]) -> int:
     return max(depths)
 
 
+def _tiles(schedule: Schedule, rows: Sequence[int], keep: bool, device: Device) -> Tiles:
+    """What a verify moves; a kernel that replays keeps the tile of each leaf's path in registers."""
+    tiles = verify_tiles(schedule, rows, keep)
+    if schedule != "replay" or device.launches_per_step:
+        return tiles
+    leaves = len(rows) - len(set(rows) - {0})
+    return Tiles(leaves, tiles.written if keep else 0, tiles.steps)
+
+
 def _analytic(schedule: Schedule, case: Case, device: Device) -> tuple[float, Tiles, int, float]:
     """Seconds, and what they are made of."""
-    tiles = verify_tiles(schedule, case.parent_row, case.keep)
+    tiles = _tiles(schedule, case.parent_row, case.keep, device)
     launches = _launches(schedule, case, device)
     passes = device.passes * (tiles.steps + (tiles.written if case.keep else 0))
     moved = (tiles.read + tiles.written + case.folds + passes) * case.batch * case.sizes.tile
@@ -88,39 +95,39 @@ def _analytic(schedule: Schedule, case: Case, device: Device) -> tuple[float, Ti
 
 
 def _distance(case: Case, point: Point) -> float:
-    """How far a measured point is: in doublings of the state's bytes over the batch and of the nodes; 0 is the point.
+    """How far a measured point is: in doublings of the state's bytes over the batch, of the nodes and levels, and of
+    the tiles that the schedule reads and writes; 0 is the point.
 
     A point with states kept stands in for one without (and the reverse) at four doublings.
     """
-    work, there = case.batch * case.sizes.tile, point.batch * point.sizes.tile
-    nodes = abs(log2(len(case.parent_row) / point.nodes))
-    geometry = 0.25 * (point.sizes != case.sizes)
-    return abs(log2(work / there)) + nodes + geometry + 4.0 * (point.keep != case.keep)
+    here, there = (_traits(point.schedule, one) for one in (case, point))
+    doublings = sum(abs(log2(a / b)) for a, b in zip(here, there, strict=True))
+    return doublings + 0.25 * (point.sizes != case.sizes) + 4.0 * (point.keep != case.keep)
 
 
-def correction(schedule: Schedule, case: Case) -> float | None:
-    """Measured over modelled time, averaged over the measured points by closeness; None where there are none.
+def _traits(schedule: Schedule, one: Case | Point) -> tuple[int, ...]:
+    rows, tiles = one.parent_row, _tiles(schedule, one.parent_row, one.keep, DEVICES["h200"])
+    return one.batch * one.sizes.tile, len(rows), _levels(rows), tiles.read, 1 + tiles.written
 
-    Hybrid has not been measured and takes serial's: the same steps, other tiles.
-    """
-    source = "serial" if schedule == "hybrid" else schedule
-    points = [point for point in H200 if point.schedule == source]
-    if not points:
-        return None
+
+def correction(schedule: Schedule, case: Case, points: Sequence[Point] = H200) -> float | None:
+    """Measured over modelled time, averaged over the schedule's measured points by closeness; None without any."""
     total = weights = 0.0
     for point in points:
-        there = Case(point.sizes, point.batch, tuple(chain_rows(point.nodes)), point.keep)
+        if point.schedule != schedule:
+            continue
+        there = Case(point.sizes, point.batch, point.parent_row, point.keep)
         modelled = _analytic(point.schedule, there, DEVICES["h200"])[0] * 1e6
         weight = 1 / (_distance(case, point) + 1e-6) ** 2
         total += weight * log2(point.microseconds / modelled)
         weights += weight
-    return float(2 ** (total / weights))
+    return float(2 ** (total / weights)) if weights else None
 
 
-def estimate(schedule: Schedule, case: Case, device: DeviceName) -> Estimate:
-    """The time of one layer call; on the H200 corrected by what was measured there."""
+def estimate(schedule: Schedule, case: Case, device: DeviceName, points: Sequence[Point] = H200) -> Estimate:
+    """The time of one layer call; on the H200 corrected by what was measured there (`points`)."""
     seconds, tiles, launches, flops = _analytic(schedule, case, DEVICES[device])
-    factor = correction(schedule, case) if device == "h200" else None
+    factor = correction(schedule, case, points) if device == "h200" else None
     return Estimate(
         schedule=schedule,
         microseconds=seconds * 1e6 * (1.0 if factor is None else factor),

@@ -1,15 +1,17 @@
-"""Times of verify kernels measured on one H200, and the devices that the cost model knows.
+"""Times of the verify kernels measured on one H200, and the devices that the cost model knows.
 
-Source: the project's kernel study (design 04, "Measured on one H200"): CUDA-graph replay, inputs rotated over more than
-160 MB, float32 state, bfloat16 rows, microseconds per layer call. UT form: the better of the one-kernel prototype with
-three bfloat16 pieces and the two-phase one. Serial chain: the prototype's own. Serial with states kept: the peer's tree
-kernel at its best launch parameters. Replay: one kernel call per token.
+Source: `specc bench kernels --family delta`, parts `hybrid` and `states`, put into h200.json by
+`python -m specc.bench.schedule_points` (which says of what commit): the Triton backend's own kernels, CUDA-graph
+replay, inputs rotated over more than 160 MB, float32 state, bfloat16 rows, microseconds per layer call. Orders of nodes
+that hybrid and replay need are counted.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from specc.passes.select_schedule.tiles import Schedule
@@ -44,7 +46,7 @@ class Device:
 
     `launch`: one kernel launch. `step`: the least time of one token's step inside a kernel. `passes`: how often a step,
     or the making of a kept state, goes over its tile where the tile does not stay in registers. `launches_per_step`:
-    calls per step where steps are calls (0: a schedule is one kernel, or one per level).
+    calls per step where steps are calls (0: a schedule is a kernel or two).
     """
 
     bandwidth: float
@@ -72,50 +74,22 @@ class Point:
     schedule: Schedule
     sizes: Sizes
     batch: int
-    nodes: int
+    parent_row: tuple[int, ...]
     keep: bool
     microseconds: float
 
 
-GDN = Sizes(8, 8, 256, 256)
-QWEN3_NEXT = Sizes(16, 32, 128, 128)
+TIMES = Path(__file__).parent / "h200.json"
+"""[schedule, [H, HV, K, V], sequences, parent rows, states kept, microseconds] each."""
 
 
-def _points(schedule: Schedule, sizes: Sizes, keep: bool, times: Mapping[tuple[int, int], float]) -> tuple[Point, ...]:
-    return tuple(Point(schedule, sizes, batch, nodes, keep, time) for (batch, nodes), time in times.items())
+def measured(path: Path = TIMES) -> tuple[Point, ...]:
+    """The points of a file."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["points"]
+    return tuple(
+        Point(schedule, Sizes(*sizes), batch, tuple(parents), keep, time)
+        for schedule, sizes, batch, parents, keep, time in rows
+    )
 
 
-H200: tuple[Point, ...] = (
-    *_points(
-        "tree",
-        GDN,
-        False,
-        {
-            (1, 8): 7.5,
-            (1, 16): 8.7,
-            (1, 32): 24.3,
-            (8, 16): 19.5,
-            (32, 8): 58.6,
-            (32, 16): 41.3,
-            (32, 32): 64.5,
-        },
-    ),
-    *_points("tree", QWEN3_NEXT, False, {(1, 16): 8.7, (8, 16): 24.9, (32, 16): 93.0}),
-    *_points("serial", QWEN3_NEXT, False, {(1, 16): 24.1, (8, 16): 33.6, (32, 16): 114.0}),
-    *_points(
-        "serial",
-        GDN,
-        True,
-        {
-            (1, 8): 15.1,
-            (1, 16): 29.2,
-            (1, 32): 60.4,
-            (8, 16): 88.4,
-            (32, 8): 186.0,
-            (32, 16): 363.0,
-            (32, 32): 777.0,
-        },
-    ),
-    *_points("serial", QWEN3_NEXT, True, {(1, 16): 22.4, (8, 16): 89.5, (32, 16): 478.0}),
-    *_points("replay", QWEN3_NEXT, False, {(1, 16): 51.6, (8, 16): 203.0, (32, 16): 781.0}),
-)
+H200: tuple[Point, ...] = measured()

@@ -1,9 +1,8 @@
-"""Cases for `kernels_delta` that go token by token: chains and plain decoding, schedules by shape of tree, commits, and
-the convolution."""
+"""Cases for `kernels_delta` that go token by token: chains and plain decoding, commits, and the convolution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,36 +11,27 @@ from torch import Tensor
 
 from specc.backends.triton.ops import conv
 from specc.backends.triton.ops.delta_launch import (
-    heavy_light,
     launch_rank_n,
     launch_steps,
-    launch_tree,
     launch_walk,
     outputs_of,
-    paths_of,
 )
 from specc.backends.triton.ops.delta_tables import FORKED, SINGLE, WALK, WalkConfig, walk_config
-from specc.backends.triton.ops.delta_verify import states_serial, states_tree, table_of
+from specc.backends.triton.ops.delta_verify import table_of
 from specc.bench.delta_inputs import (
     BATCHES,
     BOUND,
     GEOMETRIES,
     Geometry,
     Inputs,
-    comb,
     exact,
     in_order,
     inputs,
     many_inputs,
     random_tree,
-    ranked,
-    tree_of,
 )
 from specc.bench.gpu_timing import RATE, Row, checked, error, sets_for, timed
 from specc.ir import ops
-from specc.passes.select_schedule.cost import Case, estimate
-from specc.passes.select_schedule.measured import Sizes
-from specc.passes.select_schedule.tiles import SCHEDULES
 
 Calls = list[Callable[[], Any]]
 BOUNDS = {"u": BOUND, "o": 2 * BOUND, "bits": 0.0}
@@ -108,104 +98,6 @@ def serial_part() -> Iterator[Row]:
                 # The table has a configuration of its own for single tokens.
                 plain = plain_calls(many, None if config == table else config)
                 yield row | {"plain_token_us": round(timed(plain).us, 2)}
-
-
-SHAPES: Mapping[str, list[int]] = {
-    "chain 16": list(range(16)),
-    "top 2, depth 12, 16 nodes": ranked(2, 12, 16),
-    "top 4, depth 4, 32 nodes": ranked(4, 4, 32),
-    "top 4, depth 6, 16 nodes": ranked(4, 6, 16),
-    "binary, depth 4": [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7],
-    "4 branches of 4": comb(4, 4),
-    "2 branches of 8": comb(2, 8),
-    "spine 8 with a leaf at each node": [0, 1, 1, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14],
-    "spine 4, then 12 leaves": [0, 1, 2, 3] + [4] * 12,
-}
-
-
-def hybrid_part() -> Iterator[Row]:
-    """Schedules by shape of tree: the walk in heavy-light and in serial order, replay by leaves, and the tree form."""
-    for geometry in GEOMETRIES:
-        for batch in BATCHES[:2]:
-            for name, parents in SHAPES.items():
-                yield {"geometry": geometry.name, "batch": batch, "nodes": len(parents), "shape": name} | shape_row(
-                    geometry, batch, parents
-                )
-
-
-def shape_row(geometry: Geometry, batch: int, parents: list[int]) -> Row:
-    """Microseconds of each schedule for one shape of tree in all sequences; the choice of `auto` and what it costs."""
-    many = many_inputs(geometry, batch, len(parents))
-    parent_row, mask = tree_of([parents] * batch)
-    one, tree = many[0], {"parent_row": parent_row, "table": table_of(many[0].state, parent_row)}
-    order, (paths, counts) = heavy_light(parent_row, mask), paths_of(mask, True)
-    leaves = [leaf for leaf, count in enumerate(counts[0].tolist()) if count]
-    kinds: tuple[dict[str, Any], ...] = ({"order": order, **tree}, tree, {"order": paths})
-    results = [walked(one, None, **extra)[1] for extra in kinds]
-    expected = exact(one, parent_row, mask)[1]
-    wrong = error(results[0], expected, one.scale)
-    row: Row = {
-        "errors": {"u": wrong},
-        "wrong": not (wrong <= BOUND and all(torch.equal(results[0], other) for other in results)),
-        "leaves": len(leaves),
-        "order_us": round(timed([partial(heavy_light, parent_row, mask)] * 8).us, 2),
-        "hybrid_us": round(timed(walk_calls(many, None, order=order, **tree)).us, 2),
-        "serial_us": round(timed(walk_calls(many, None, **tree)).us, 2),
-        "replay_leaf_parallel_us": round(timed(walk_calls(many, None, order=paths)).us, 2),
-        "replay_leaf_by_leaf_us": round(leaf_by_leaf(many, paths, leaves), 2),
-        "tree_us": round(timed([
-            partial(launch_tree, x.state, x.rows, mask, *outputs_of(x.state, x.rows)) for x in many
-        ]).us, 2),
-    }  # fmt: skip
-    row["us"] = row["hybrid_us"]
-    row["hybrid_over_replay"] = round(row["replay_leaf_by_leaf_us"] / row["hybrid_us"], 2)
-    return row | automatic(geometry, batch, parents, row)
-
-
-def leaf_by_leaf(many: Sequence[Inputs], paths: Tensor, leaves: Sequence[int]) -> float:
-    """Microseconds of the baseline: a launch per leaf, one after the other, each with the state in registers."""
-    orders = [paths[:, leaf].contiguous() for leaf in leaves]
-    each = [walk_calls(many, None, order=order) for order in orders]
-    return timed([call for calls in zip(*each, strict=True) for call in calls]).us * len(leaves)
-
-
-def automatic(geometry: Geometry, batch: int, parents: Sequence[int], row: Row) -> Row:
-    """What `auto` takes, and its measured time over the best one's. Orders that the walk needs are counted."""
-    sizes = Sizes(geometry.heads, geometry.value_heads, geometry.keys, geometry.values)
-    case = Case(sizes, batch, tuple(parents), False)
-    times = {
-        "tree": row["tree_us"],
-        "serial": row["serial_us"],
-        "hybrid": row["hybrid_us"] + row["order_us"],
-        "replay": row["replay_leaf_parallel_us"] + row["order_us"],
-    }
-    taken = min(SCHEDULES, key=lambda schedule: estimate(schedule, case, "h200").microseconds)
-    return {"auto": taken, "auto_over_best": round(times[taken] / min(times.values()), 3)}
-
-
-STATES = ((1, 8), (1, 16), (8, 16), (32, 16))
-"""(batch, nodes) of verify with every node's state."""
-
-
-def states_part(geometries: Sequence[Geometry] = GEOMETRIES,
-                points: Sequence[tuple[int, int]] = STATES) -> Iterator[Row]:  # fmt: skip
-    """Verify that also writes every node's state (`commit.state: snapshots`)."""
-    for geometry in geometries:
-        for batch, nodes in points:
-            parent_row, mask = random_tree(batch, nodes)
-            many = many_inputs(geometry, batch, nodes)[:2]
-            for name, call, last in (("serial", states_serial, parent_row), ("tree", states_tree, mask)):
-                calls = [partial(call, one.state, *one.rows, last) for one in many]
-                _, u, states = calls[0]()
-                expected = ops.delta_rule_verify_states(*(x[:1] for x in (*many[0].wide, parent_row, mask)), "serial")
-                found = {"u": error(u[:1], expected[1], many[0].scale[:1]), "states": error(states[:1], expected[2])}
-                yield {
-                    "geometry": geometry.name, "nodes": nodes, "batch": batch, "schedule": name, "errors": found,
-                    "wrong": not all(value <= BOUND for value in found.values()),
-                    "read_us": round(geometry.state_bytes(batch) * (1 + nodes) / RATE * 1e6, 2),
-                    "us": round(timed(calls).us, 2),
-                }  # fmt: skip
-                del states
 
 
 ACCEPTED = (5,)

@@ -1,6 +1,6 @@
 """Times of the gated delta rule's Triton kernels on a CUDA machine, each checked against float64 before it is timed.
 
-    python -m specc.bench.kernels_delta [--part NAME ...] [--peers] [--output FOLDER] [--seconds S]
+    python -m specc.bench.kernels_delta [--part NAME ...] [--peers] [--warm N] [--output FOLDER] [--seconds S]
 
 Parts: `tree` (verify, all phases counted), `serial` (a chain of 16, and plain decoding), `pending` (deferred and
 windowed commits beside verify + commit), `commit` (all layers from factors, beside replay), `hybrid` (schedules by
@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from specc.bench import delta_peers, delta_pending_search, delta_tree_cases, delta_walk_cases
+from specc.bench import delta_peers, delta_pending_search, delta_schedules, delta_tree_cases, delta_walk_cases
+from specc.bench.arguments import whole
 from specc.bench.delta_inputs import BATCHES, GEOMETRIES
-from specc.bench.gpu_timing import Report, Row, compiled_in_parallel, guarded, report, require_gpu
+from specc.bench.gpu_timing import WORKERS, Report, Row, compiled_in_parallel, guarded, report, require_gpu
 from specc.bench.results import RESULTS
 from specc.bench.tune import best_of
 
@@ -30,8 +31,8 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "pending": delta_tree_cases.pending_part,
     "serial": delta_walk_cases.serial_part,
     "commit": delta_walk_cases.commit_part,
-    "hybrid": delta_walk_cases.hybrid_part,
-    "states": delta_walk_cases.states_part,
+    "hybrid": delta_schedules.hybrid_part,
+    "states": delta_schedules.states_part,
     "conv": delta_walk_cases.conv_part,
     "peers": delta_peers.peer_part,
 }
@@ -40,7 +41,8 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
 def jobs(parts: Sequence[str]) -> list[partial[None]]:
     """What to compile before they run."""
     found = [job for part in ("tree", "pending") if part in parts for job in delta_tree_cases.jobs(part)]
-    found += delta_walk_cases.jobs() if {"serial", "hybrid", "commit"} & set(parts) else []
+    found += delta_schedules.jobs() if {"hybrid", "states"} & set(parts) else []
+    found += delta_walk_cases.jobs() if {"serial", "commit"} & set(parts) else []
     return found + (delta_peers.jobs() if "peers" in parts else [])
 
 
@@ -79,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", action="store_true", help="with what is compared with, which has to be importable")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of kernels_delta.json")
     parser.add_argument("--seconds", type=float, default=240.0, help="start no further part after so many seconds")
+    parser.add_argument(
+        "--warm", type=whole(0), default=WORKERS, metavar="N",
+        help=f"compile everything beforehand in N processes (default: {WORKERS}); 0: it was, by a run with --seconds 0",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     require_gpu("specc bench kernels --family delta")
     begin = time.monotonic()
@@ -88,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = report("kernels_delta", "specc.bench.kernels_delta", arguments, given.output)
     parts = given.part or [part for part in PARTS if part != "peers"]
     parts += ["peers"] if given.peers and "peers" not in parts else []
-    compiled_in_parallel(jobs(parts))
+    if given.warm:
+        compiled_in_parallel(jobs(parts), given.warm)
     print(f"# compiled: {time.monotonic() - begin:.0f} s", flush=True)
     for part in parts:
         if time.monotonic() - begin > given.seconds:

@@ -11,8 +11,9 @@ from functools import partial
 import torch
 
 from specc.bench.delta_inputs import GDN, comb, inputs, ranked
+from specc.bench.delta_schedules import shape_row, states_part
 from specc.bench.delta_tree_cases import pending_part
-from specc.bench.delta_walk_cases import commit_part, shape_row, states_part
+from specc.bench.delta_walk_cases import commit_part
 from specc.bench.gpu_timing import Row, timed
 
 SHAPES: Mapping[str, list[int]] = {
@@ -55,7 +56,7 @@ def snapshot_us() -> float:
 
 def states_rows() -> Iterator[Row]:
     """Verify that writes every node's state, which snapshots need."""
-    yield from states_part([GDN], [(1, 16)])
+    yield from states_part([GDN], [(1, "top 4, depth 6, 16 nodes")])
 
 
 def update_rows() -> Iterator[Row]:
