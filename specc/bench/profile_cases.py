@@ -15,8 +15,9 @@ import torch
 from specc.backends.triton.ops.delta_launch import heavy_light, launch_rank_n
 from specc.backends.triton.ops.delta_verify import table_of
 from specc.bench.delta_inputs import GDN, QWEN, Geometry, inputs, pending_of, random_tree, tree_of
+from specc.bench.delta_schedules import SHAPES
 from specc.bench.delta_tree_cases import table_config, tree_calls
-from specc.bench.delta_walk_cases import PATH, SHAPES, plain_calls, walk_calls
+from specc.bench.delta_walk_cases import PATH, plain_calls, walk_calls
 from specc.bench.gpu_timing import Call, Row
 from specc.bench.kernels_attention_cases import QWEN as QWEN_HEADS
 from specc.bench.kernels_attention_cases import SMOL as SMOL_HEADS
@@ -127,7 +128,7 @@ def _linear_cases() -> list[Profiled]:
     owner = MODELS["gdn-1.3b"]
     one = [(gemm, 1) for gemm in (*owner.gemms, owner.head)]
     return [
-        Profiled(f"linear-{gemm.name}-r{rows}", partial(linear, gemm, rows), None, True,
+        Profiled(f"linear-{gemm.name}-r{rows}", partial(linear, gemm, rows), None, False,
                  {"model": owner.name, "rows": rows})
         for gemm, rows in [*one, (owner.gemms[2], 16)]
     ]  # fmt: skip
@@ -136,23 +137,30 @@ def _linear_cases() -> list[Profiled]:
 CASES: Mapping[str, Profiled] = {
     case.name: case
     for case in (
-        delta("serial-16-b8", chain, GDN, 8, bar=22.0),
+        delta("serial-16-b8", chain, GDN, 8, bar=22.0, missed=False),
         delta("serial-16-b32", chain, GDN, 32, bar=60.0),
-        delta("tree-16-b32-gdn", tree, GDN, 32, 16, bar=32.0),
-        delta("tree-16-b32-qwen", tree, QWEN, 32, 16, bar=32.0),
-        delta("tree-32-b1", tree, GDN, 1, 32, bar=10.0),
-        delta("deferred-b8", deferred, GDN, 8),
-        delta("deferred-b32", deferred, GDN, 32),
-        delta("commit-24-layers", commit, GDN, 1, bar=30.0),
-        delta("hybrid-top2-depth12", hybrid, GDN, 1, "top 2, depth 12, 16 nodes"),
-        point("attention-64-smol-b1", Point(*SMOL_HEADS, 64, 1, 1024)),
+        delta("serial-16-b32-qwen", chain, QWEN, 32, bar=60.0),
+        delta("tree-16-b32-qwen", tree, QWEN, 32, 16, bar=32.0, missed=False),
+        delta("deferred-b8", deferred, GDN, 8, missed=False),
+        delta("deferred-b8-qwen", deferred, QWEN, 8, missed=False),
+        delta("deferred-b32-qwen", deferred, QWEN, 32, missed=False),
+        point("attention-64-b1", Point(*QWEN_HEADS, 64, 1, 1024)),
         point("attention-64-smol-b8", Point(*SMOL_HEADS, 64, 8, 32768)),
-        *_linear_cases(),
-        delta("token-b1", token, GDN, 1),
-        point("attention-16-b8", Point(*QWEN_HEADS, 16, 8, 32768), missed=False),
+        point("attention-16-b1-pages-of-16", Point(*QWEN_HEADS, 16, 1, 32768, 16), missed=False),
+        point("attention-16-b1-pages-of-64", Point(*QWEN_HEADS, 16, 1, 32768, 64), missed=False),
+        delta("hybrid-top2-depth12", hybrid, GDN, 1, "top 2, depth 12, 16 nodes", missed=False),
+        delta("hybrid-top2-depth12-b8", hybrid, GDN, 8, "top 2, depth 12, 16 nodes"),
+        delta("tree-16-b32-gdn", tree, GDN, 32, 16, bar=32.0, missed=False),
+        delta("tree-16-b8-gdn", tree, GDN, 8, 16, bar=13.0, missed=False),
+        delta("tree-32-b1", tree, GDN, 1, 32, bar=10.0, missed=False),
+        delta("deferred-b32", deferred, GDN, 32, missed=False),
+        delta("commit-24-layers", commit, GDN, 1, bar=30.0),
         delta("states-in-place", product, GDN, 1, missed=False),
         delta("serial-16-b1", chain, GDN, 1, bar=12.0, missed=False),
-        delta("tree-16-b8-gdn", tree, GDN, 8, 16, missed=False),
+        delta("token-b1", token, GDN, 1, missed=False),
         delta("token-b32", token, GDN, 32, missed=False),
+        point("attention-64-smol-b1", Point(*SMOL_HEADS, 64, 1, 1024), missed=False),
+        point("attention-16-b8", Point(*QWEN_HEADS, 16, 8, 32768), missed=False),
+        *_linear_cases(),
     )
 }

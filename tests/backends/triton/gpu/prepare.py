@@ -51,13 +51,16 @@ WIDE_DELTA = {
     "intermediate_size": 704,
     "vocab_size": 1000,
 }
+WIDE_HEADS = WIDE_LLAMA | {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
 WIDE: Mapping[str, tuple[dict[str, object], str, int]] = {
     "wide-llama": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 0),
     "wide-delta": ({"family": "gated_deltanet", "config": WIDE_DELTA}, "windowed", 0),
     "wide-pages-of-16": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 16),
     "wide-pages-of-64": ({"family": "llama", "config": WIDE_LLAMA}, "path, deferred", 64),
     "wide-pages-of-128": ({"family": "llama", "config": WIDE_LLAMA}, "path", 128),
+    "wide-tree-of-64": ({"family": "llama", "config": WIDE_HEADS}, "path, deferred", 0),
 }
+TREES = {"wide-tree-of-64": (63, 16, 4)}
 """Layers of usual widths, capacities that attention reads in several parts; the last: rows of a page, 0: no pages."""
 KINDS = {"triton32": "float32", "triton16": "bfloat16", "reference32": "float32", "reference64": "float64"}
 
@@ -75,7 +78,8 @@ def wide(name: str, dtype: str) -> LoadedSpec:
         runtime |= {"kv_layout": "paged", "kv_block_size": page}
     if target["family"] == "gated_deltanet":
         runtime["state_dtype"] = "float64" if dtype == "float64" else "float32"
-    draft = DRAFTS["lookup tree"] | {"num_speculative_tokens": 15, "num_steps": 6, "top_k": 3}
+    tree = TREES.get(name, (15, 6, 3))
+    draft = DRAFTS["lookup tree"] | dict(zip(("num_speculative_tokens", "num_steps", "top_k"), tree, strict=True))
     sections = {"target": target, "draft": draft, "commit": COMMITS[commit], "runtime": runtime}
     return from_mapping({"specc": 1, "name": name, **sections})
 
