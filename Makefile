@@ -23,7 +23,7 @@ pytest := $(bin)/python -m pytest -n $(WORKERS) --dist worksteal --durations=8
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup torch model demo test quick coverage lint ascend-kernels clean distclean
+.PHONY: help setup torch model demo test quick coverage lint gpu ascend-kernels clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,16 @@ lint: $(stamp) ## ruff and mypy --strict
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
+
+# .venv needs a torch with CUDA for these (see `torch`); sanitizer runs come after `check`, whose kernels are kept.
+gpu := build/gpu
+checks := tests/backends/triton/gpu
+gpu: $(stamp) model ## what only an NVIDIA GPU shows: modules against the reference, compute-sanitizer, long runs (optional)
+	$(bin)/python -m tests.backends.triton.gpu.prepare $(gpu)
+	$(bin)/python $(checks)/check.py $(gpu) --output $(gpu)/gpu_modules.json --seconds 900
+	$(bin)/python $(checks)/sanitize.py $(gpu) --output $(gpu)/sanitizer.json --tool memcheck --tool racecheck --seconds 1800
+	$(bin)/specc bench soak --model weights/gdn-15m --spec specs/gdn-15m-tree.yaml --dtype float32 --batch 64 --length 640 --output $(gpu)
+	$(bin)/specc bench soak --model $(MODEL) --spec specs/smollm2-prompt-lookup-tree.yaml --batch 64 --length 640 --output $(gpu)
 
 # triton-ascend installs a package called triton, so it gets an environment of its own; about 220 MB, once.
 kernels := .venv-ascend

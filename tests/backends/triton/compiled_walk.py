@@ -2,7 +2,7 @@
 
 For each launch: `lanes`, inline assembly that moves numbers between threads; `conversions` of floating-point tensors
 from one layout to another; `gathers` along a row, and `apart` those whose row lies in more than one warp; `near`,
-bytes of shared memory that it declares for itself.
+bytes of shared memory that it declares for itself, and `unguarded`, accesses to those with no barrier between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from specc.backends.triton.ops.delta_launch import Pending, Rows, launch_steps, launch_walk, outputs_of
 from specc.backends.triton.ops.delta_tables import FORKED, SINGLE, WALK, WalkConfig
 from tests.backends.triton.compiled_kernels import Call
-from tests.backends.triton.compiling import lowered
+from tests.backends.triton.compiling import Launch, lowered
+from tests.backends.triton.ptx_flow import unguarded
 from tests.backends.triton.recorded import recording
 
 LANES = r"shfl|vote|match\.|redux|activemask|laneid"
@@ -68,17 +69,21 @@ def operands(keys: int, nodes: int, dtype: torch.dtype) -> tuple[torch.Tensor, R
     return torch.empty(2, value_heads, keys, keys), Rows(q, k, v, g, g)
 
 
-def seen(text: str) -> dict[str, int]:
-    """The numbers of a kernel's text."""
+def seen(launch: Launch) -> dict[str, int]:
+    """The numbers of a kernel's text; its PTX is made where it has something near."""
+    texts = lowered(launch)
+    text = next(text for stage, text in texts if stage == "ttgir")
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
     gathers = re.findall(r"tt\.gather .*-> tensor<\d+x\d+xf32, (#\w+)>", text)
     assembly = re.findall(r'tt\.elementwise_inline_asm "([^"]*)"', text)
+    near = sum(int(size) for size in re.findall(r"near\[(\d+)\]", "".join(assembly)))
     return {
         "lanes": sum(re.search(LANES, one) is not None for one in assembly),
         "conversions": len(re.findall(r"ttg\.convert_layout .*-> tensor<[\dx]*x(?:b?f)\d+", text)),
         "apart": sum(re.search(r"warpsPerCTA = \[\d+, 1\]", layouts[one]) is None for one in gathers),
         "gathers": len(gathers),
-        "near": sum(int(size) for size in re.findall(r"near\[(\d+)\]", "".join(assembly))),
+        "near": near,
+        "unguarded": len(unguarded(dict(texts)["ptx"])) if near else 0,
     }
 
 
@@ -87,5 +92,5 @@ if __name__ == "__main__":
     for name, call in calls(int(sys.argv[1]), getattr(torch, sys.argv[2])):
         with recording() as launches:
             call()
-        found[name] = seen(lowered(launches[-1]))
+        found[name] = seen(launches[-1])
     print(json.dumps(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,8 +93,9 @@ def compiled(launch: Launch) -> Any:
     return triton.compile(source_of(launch), target=TARGET, options=options_of(launch))
 
 
-def lowered(launch: Launch) -> str:
-    """The kernel for sm_90 with the layouts of its tensors (TritonGPU IR), without what makes machine code of it."""
+def lowered(launch: Launch) -> Iterator[tuple[str, str]]:
+    """(stage, text) of the kernel for sm_90, one after the other as they are asked for: ttir, ttgir (with the layouts
+    of its tensors), llir, ptx; no machine code is made of it."""
     source, backend, context, stages = source_of(launch), make_backend(TARGET), ir.context(), dict[str, Any]()
     options = backend.parse_options(options_of(launch) | source.parse_options())
     ir.load_dialects(context)
@@ -103,9 +104,9 @@ def lowered(launch: Launch) -> str:
     made = backend.get_codegen_implementation(options), backend.get_module_map()
     module = source.make_ir(TARGET, options, *made, context)
     metadata = {"target": TARGET, **options.__dict__}
-    for stage in ("ttir", "ttgir"):
+    for stage in ("ttir", "ttgir", "llir", "ptx"):
         module = stages[stage](module, metadata)
-    return str(module)
+        yield stage, str(module)
 
 
 def resources(launch: Launch) -> Resources:

@@ -8,8 +8,9 @@ float32 and the bfloat16 module, kernels started one by one. Every tensor has an
 sees what lies outside a tensor, not just outside a block of torch's allocator. Kernels should have been compiled before
 (run `check` first): the sanitizer slows all of a process.
 
-A pair's finding: `errors`, what the tool counts, and `finished`, what the process printed last; one stopped by the time
-limit keeps what had been reached, and `clean` is false for it.
+A pair's finding (`verdict`): `errors`, what the tool counts, those of them that racecheck names in kernels of cuBLAS
+(`of a library`), and `finished`, what the process printed last. It is `clean` with no other errors and at its end; one
+stopped by the time limit keeps what had been reached, and is not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 from modules_on_gpu import ORDER, PROMPTS, Case, steps_for
+from verdict import sanitized
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 KINDS = ("triton32", "triton16")
@@ -52,7 +53,7 @@ def started(tool: str, place: Path, device: str) -> subprocess.Popen[str]:
     """A process for one pair."""
     words = [sys.executable, __file__, str(place), "--one", "--device", device]
     if device == "cuda":
-        words = ["compute-sanitizer", "--tool", tool, "--print-limit", "20", *words]
+        words = ["compute-sanitizer", "--tool", tool, "--print-limit", "1000", *words]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     with (place / f"{tool}.txt").open("w") as out:
         return subprocess.Popen(
@@ -65,21 +66,6 @@ def stop(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def finding(text: str) -> dict[str, object]:
-    """From a pair's output: errors counted by the tool, the last step, the first lines of a report."""
-    counts = [int(found) for found in re.findall(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )(\d+)", text)]
-    steps = [line for line in text.splitlines() if line == "end" or line.startswith(KINDS)]
-    reports = [line for line in text.splitlines() if line.startswith("=========")]
-    errors = counts[-1] if counts else None
-    return {
-        "clean": errors == 0 and steps[-1:] == ["end"],
-        "errors": errors,
-        "finished": steps[-1] if steps else None,
-        **({"report": reports[:12]} if errors else {}),
-        **({} if errors is not None else {"output": text[-600:]}),
-    }
 
 
 def pairs(folder: Path, cases: Sequence[str], tools: Sequence[str], work: Path) -> Iterator[tuple[str, Path]]:
@@ -111,7 +97,7 @@ def run(waiting: list[tuple[str, Path]], device: str, end: float, at_once: int, 
             stop(process)
             del running[pair]
             tool, place = pair
-            found = finding((place / f"{tool}.txt").read_text()) | ({"stopped": "out of time"} if late else {})
+            found = sanitized((place / f"{tool}.txt").read_text()) | ({"stopped": "out of time"} if late else {})
             report[f"{tool} {place.name}"] = found
             print(json.dumps({f"{tool} {place.name}": found}), flush=True)
             if output is not None:
